@@ -1,0 +1,3 @@
+"""Polybus: one bus for many protocols."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,39 @@
+"""Everything a peer can make grow, and how far it may.
+
+The defaults suit one machine with a few thousand clients; operations sets them from `[limits]`.
+"""
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """0 means "no limit" only where a field says so."""
+
+    connections: int = 15_000
+    sessions: int = 1_000_000
+    """Sessions kept in all, connected or not."""
+    connect_timeout_s: float = 10.0
+    """How long a new connection may take to send its CONNECT."""
+    packet_size_bytes: int = 16 * 1024 * 1024
+    topic_levels: int = 128
+    topic_bytes: int = 65_535
+    subscriptions_per_session: int = 100_000
+    session_expiry_s: int = 7 * 24 * 3600
+    """The longest a session outlives its connection, whatever its client asks for."""
+    keep_alive_s: int = 0
+    """The longest keep alive a client may choose; 0: any."""
+    receive_maximum: int = 1_000
+    """QoS 1 and 2 messages a client may have unacknowledged towards us."""
+    inflight_per_session: int = 1_000
+    """QoS 1 and 2 messages we have unacknowledged towards a client, if it allows so many."""
+    topic_alias_maximum: int = 64
+    queued_messages_per_session: int = 100_000
+    queued_bytes_per_session: int = 64 * 1024 * 1024
+    outbox_bytes_per_connection: int = 4 * 1024 * 1024
+    """Unsent bytes past which a connection is slow: QoS 0 is dropped, QoS 1 and 2 wait in its queue."""
+    retained_messages: int = 5_000_000
+    retained_bytes: int = 1024 * 1024 * 1024
+    publish_rate_per_client: float = 0.0
+    """Messages a second, with a burst of two seconds' worth; past it the client is read more slowly. 0: any."""
+    memory_bytes: int = 2 * 1024 * 1024 * 1024
+    """Budget of all queued, retained and unsent bytes; past it victims are chosen (see `broker.budget`)."""
