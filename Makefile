@@ -1,0 +1,80 @@
+# Everything starts from a bare clone: each target does the set-up it needs, once.
+# Stamps in .venv remember what was installed; they age with pyproject.toml and constraints.txt.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+RUN_STAMP := $(VENV)/.installed-run
+TEST_STAMP := $(VENV)/.installed-test
+SYSTEM_STAMP := $(VENV)/.installed-system
+
+TEST_PACKAGES := mosquitto mosquitto-clients openssl
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format bench conformance fuzz clean
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -nE 's/^([a-z]+):.*## (.*)/  make \1: \2/p' $(MAKEFILE_LIST)
+
+setup: $(RUN_STAMP) ## create .venv and install what the bus needs
+
+run: setup ## start the bus (flags: make run ARGS="--mqtt-port 1884")
+	@exec $(BIN)/polybus serve $(ARGS)
+
+test: check ## everything that CI runs (one part: make test ARGS="tests/ops -k acl")
+	@echo "==> tests"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(TEST_STAMP) $(SYSTEM_STAMP) ## format, lint, types, import contracts
+	@echo "==> format"
+	@$(BIN)/ruff format --check --quiet .
+	@echo "==> lint"
+	@$(BIN)/ruff check --quiet .
+	@echo "==> types"
+	@$(BIN)/mypy
+	@echo "==> import contracts"
+	@$(BIN)/lint-imports
+
+format: $(TEST_STAMP) ## rewrite the sources in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(TEST_STAMP) $(SYSTEM_STAMP) ## Polybus beside Mosquitto, as ratios of one run
+	@$(BIN)/python -m bench $(ARGS)
+
+conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
+	@$(BIN)/python -m tests.conformance $(ARGS)
+
+fuzz: $(TEST_STAMP) ## mutated packets against the real session code
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+clean: ## remove .venv and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Polybus needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
+		"Name another one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || scripts/system-packages python3-venv
+	@echo "==> creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The build backend is pinned like everything else, hence no isolated build.
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "==> installing the bus"
+	@$(PIP) install --constraint constraints.txt setuptools
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(TEST_STAMP): $(RUN_STAMP)
+	@echo "==> installing the test tools"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(SYSTEM_STAMP): Makefile scripts/system-packages | $(BIN)/python
+	@scripts/system-packages $(TEST_PACKAGES)
+	@touch $@
