@@ -1,0 +1,125 @@
+"""Starting the brokers under test, each on a free port of 127.0.0.1, and ending them by process id."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 5.0
+
+# Everything that would make Mosquitto slower or drop messages is off; it writes nothing to disk.
+MOSQUITTO_CONFIG = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+max_queued_messages 0
+max_inflight_messages 0
+set_tcp_nodelay true
+persistence false
+log_dest none
+"""
+
+
+class BrokerError(Exception):
+    """A broker is not installed, did not start, or died."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def pids(self) -> list[int]:
+        """The broker's process and its descendants."""
+        return process_tree(self.process.pid)
+
+    def watch(self) -> str:
+        """The same as the load generator's --watch wants it."""
+        return ",".join(map(str, self.pids()))
+
+
+def process_tree(root: int) -> list[int]:
+    """`root` and all its descendants, from /proc."""
+    found = [root]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def mosquitto_command(port: int, folder: Path) -> list[str]:
+    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise BrokerError("mosquitto is not installed (Debian: apt install mosquitto)")
+    config = folder / "mosquitto.conf"
+    config.write_text(MOSQUITTO_CONFIG.format(port=port))
+    return [program, "-c", str(config)]
+
+
+def polybus_command(port: int, folder: Path) -> list[str]:
+    del folder
+    script = Path(sys.executable).with_name("polybus")
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
+    return [*program, "serve", "--mqtt-port", str(port), "--log-level", "warn"]
+
+
+COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
+    "mosquitto": mosquitto_command,
+    "polybus": polybus_command,
+}
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[Broker]:
+    """A broker that accepts connections, for as long as the block lasts; raises BrokerError."""
+    with tempfile.TemporaryDirectory(prefix="polybus-bench-") as folder:
+        port = free_port()
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                COMMANDS[name](port, Path(folder)), stdout=output, stderr=output, cwd=folder
+            )
+        try:
+            await_listener(name, process, port, log)
+            yield Broker(name, port, process)
+        finally:
+            stop(process)
+
+
+def await_listener(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise BrokerError(f"{name} ended with status {process.returncode}:\n{log.read_text()[-2000:]}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    raise BrokerError(f"{name} does not listen on port {port} after {START_TIMEOUT_S:.0f} s")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask once, then insist."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

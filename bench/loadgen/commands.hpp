@@ -1,0 +1,16 @@
+// The commands of the load generator. Each prints its result as one line of JSON.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+
+struct Command {
+    std::string name;
+    std::string meaning;
+    std::vector<Option> options;
+    void (*run)(const Options&);
+};
+
+Command throughput_command();

@@ -1,0 +1,245 @@
+// Sockets, epoll and clocks.
+#pragma once
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "wire.hpp"
+
+namespace net {
+
+[[noreturn]] inline void fail(const std::string& what) {
+    throw std::system_error(errno, std::generic_category(), what);
+}
+
+class Fd {
+public:
+    Fd() = default;
+    explicit Fd(int fd) : fd_(fd) {}
+    Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Fd& operator=(Fd&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Fd() { reset(); }
+
+    int get() const { return fd_; }
+    void reset() {
+        if (fd_ >= 0) ::close(fd_);
+        fd_ = -1;
+    }
+
+private:
+    int fd_ = -1;
+};
+
+inline double monotonic_s() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+inline std::int64_t monotonic_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+// CPU time that a process has used, all its threads together, to the nanosecond; 0 is this process.
+inline double cpu_s(pid_t pid) {
+    clockid_t clock{};
+    timespec used{};
+    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+}
+
+inline double cpu_s(const std::vector<pid_t>& pids) {
+    double sum = 0;
+    for (const pid_t pid : pids) sum += cpu_s(pid);
+    return sum;
+}
+
+inline sockaddr_in loopback(std::uint16_t port, std::uint32_t host = INADDR_LOOPBACK) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(host);
+    return address;
+}
+
+inline void set_blocking(int fd, bool blocking) {
+    const int flags = fcntl(fd, F_GETFL);
+    if (fcntl(fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK) < 0) fail("fcntl");
+}
+
+inline void set_option(int fd, int level, int option, int value) {
+    if (setsockopt(fd, level, option, &value, sizeof value) < 0) fail("setsockopt");
+}
+
+inline Fd tcp_socket(bool blocking) {
+    Fd fd{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | (blocking ? 0 : SOCK_NONBLOCK), 0)};
+    if (fd.get() < 0) fail("socket");
+    set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    return fd;
+}
+
+inline Fd listen(std::uint16_t port) {
+    Fd fd = tcp_socket(false);
+    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    const sockaddr_in address = loopback(port);
+    if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) fail("bind");
+    if (::listen(fd.get(), 4096) < 0) fail("listen");
+    return fd;
+}
+
+inline std::uint16_t port_of(const Fd& fd) {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) < 0) fail("getsockname");
+    return ntohs(address.sin_port);
+}
+
+class Epoll {
+public:
+    Epoll() : fd_(epoll_create1(EPOLL_CLOEXEC)) {
+        if (fd_.get() < 0) fail("epoll_create1");
+    }
+
+    void add(int fd, std::uint32_t events, std::uint64_t tag) { control(EPOLL_CTL_ADD, fd, events, tag); }
+    void change(int fd, std::uint32_t events, std::uint64_t tag) { control(EPOLL_CTL_MOD, fd, events, tag); }
+
+    // Waits and calls `handle(tag, events)` for what is ready.
+    template <typename Handler>
+    void wait(int timeout_ms, Handler&& handle) {
+        epoll_event ready[256];
+        const int count = epoll_wait(fd_.get(), ready, 256, timeout_ms);
+        if (count < 0 && errno != EINTR) fail("epoll_wait");
+        for (int i = 0; i < count; ++i) handle(ready[i].data.u64, ready[i].events);
+    }
+
+private:
+    void control(int operation, int fd, std::uint32_t events, std::uint64_t tag) {
+        epoll_event event{};
+        event.events = events;
+        event.data.u64 = tag;
+        if (epoll_ctl(fd_.get(), operation, fd, &event) < 0) fail("epoll_ctl");
+    }
+
+    Fd fd_;
+};
+
+// One MQTT connection: a socket, the head of a packet whose tail has not come, and what is to be sent.
+class Connection {
+public:
+    Connection() = default;
+    explicit Connection(Fd fd) : fd_(std::move(fd)) {}
+
+    int fd() const { return fd_.get(); }
+    bool is_blocked() const { return sent_ < out_.size(); }
+    bool is_closed() const { return is_closed_; }
+
+    // Reads once, as much as there is up to 256 kB, and hands over each complete packet.
+    template <typename Handler>
+    void receive(Handler&& handle) {
+        static thread_local wire::Bytes scratch(SCRATCH_BYTES);
+        if (carry_.size() + READ_BYTES > scratch.size()) scratch.resize(carry_.size() + READ_BYTES);
+        std::memcpy(scratch.data(), carry_.data(), carry_.size());
+        const ssize_t got = recv(fd_.get(), scratch.data() + carry_.size(), READ_BYTES, 0);
+        if (got < 0) {
+            if (errno == EAGAIN || errno == EINTR) return;
+            fail("recv");
+        }
+        if (got == 0) {
+            is_closed_ = true;
+            return;
+        }
+        const std::span<const std::uint8_t> data(scratch.data(), carry_.size() + static_cast<std::size_t>(got));
+        const auto tail = data.subspan(wire::walk(data, handle));
+        carry_.assign(tail.begin(), tail.end());
+    }
+
+    // What is appended here leaves with the next flush.
+    wire::Bytes& outbox() { return out_; }
+
+    // Writes what is left in the outbox; true when nothing is left.
+    bool flush() {
+        while (sent_ < out_.size()) {
+            const ssize_t put = send_some({out_.data() + sent_, out_.size() - sent_});
+            if (put < 0) return false;
+            sent_ += static_cast<std::size_t>(put);
+        }
+        out_.clear();
+        sent_ = 0;
+        return true;
+    }
+
+    // One write straight from the caller's buffer; only what the socket did not take is copied.
+    void write(std::span<const std::uint8_t> data) {
+        if (is_blocked()) {
+            wire::append(out_, data);
+            return;
+        }
+        const ssize_t put = send_some(data);
+        const auto rest = data.subspan(put < 0 ? 0 : static_cast<std::size_t>(put));
+        wire::append(out_, rest);
+    }
+
+private:
+    static constexpr std::size_t READ_BYTES = 256 * 1024;
+    static constexpr std::size_t SCRATCH_BYTES = READ_BYTES + 64 * 1024;
+
+    ssize_t send_some(std::span<const std::uint8_t> data) {
+        const ssize_t put = send(fd_.get(), data.data(), data.size(), MSG_NOSIGNAL);
+        if (put < 0 && errno != EAGAIN && errno != EINTR) fail("send");
+        return put;
+    }
+
+    Fd fd_;
+    wire::Bytes carry_;
+    wire::Bytes out_;
+    std::size_t sent_ = 0;
+    bool is_closed_ = false;
+};
+
+// Connects, subscribes if there are filters, waits for the answers, and leaves the socket non-blocking.
+inline Connection open_session(std::uint16_t port, const std::string& client_id,
+                               const std::vector<std::string>& filters = {}, std::uint8_t qos = 0) {
+    Fd fd = tcp_socket(true);
+    const sockaddr_in address = loopback(port);
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) fail("connect");
+    const timeval patience{20, 0};
+    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+
+    Connection connection(std::move(fd));
+    connection.write(wire::connect(client_id));
+    if (!filters.empty()) connection.write(wire::subscribe(1, filters, qos));
+    for (int answers = filters.empty() ? 1 : 2; answers > 0;) {
+        const double asked_at = monotonic_s();
+        connection.receive([&](const wire::Packet& packet) {
+            if (packet.type == wire::CONNACK && packet.body[1] != 0)
+                throw std::runtime_error("CONNECT refused with code " + std::to_string(packet.body[1]));
+            if (packet.type == wire::SUBACK)
+                for (const std::uint8_t code : packet.body.subspan(2))
+                    if (code != qos) throw std::runtime_error("SUBSCRIBE granted " + std::to_string(code));
+            if (packet.type == wire::CONNACK || packet.type == wire::SUBACK) --answers;
+        });
+        if (connection.is_closed()) throw std::runtime_error("broker closed the connection of " + client_id);
+        if (monotonic_s() - asked_at > 19) throw std::runtime_error("broker did not answer " + client_id);
+    }
+    set_blocking(connection.fd(), false);
+    return connection;
+}
+
+}  // namespace net

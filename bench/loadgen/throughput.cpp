@@ -1,0 +1,347 @@
+// Closed-loop throughput: publishers keep a bounded number of messages on their way, subscribers check
+// and count every one.
+//
+// A payload begins with the publisher's index (4 bytes) and a sequence number (8 bytes) and ends with a
+// marker, so that loss, duplicates and disorder are seen. "On its way" is what a publisher has sent less
+// what arrived, averaged over its subscribers: no broker has reason to drop a QoS 0 message. At QoS 1 and
+// 2 a publisher has in addition at most `window` messages without final acknowledgement.
+//
+// One thread does it all. A broker of one thread thus has the other core of a two-core machine to itself.
+
+#include <algorithm>
+#include <iostream>
+
+#include "commands.hpp"
+#include "net.hpp"
+
+namespace {
+
+using wire::Bytes;
+using wire::Packet;
+
+constexpr std::uint8_t MARKER = 0xA5;
+constexpr std::size_t MIN_PAYLOAD_BYTES = 13;
+constexpr std::uint16_t PACKET_IDS = 4096;  // a publisher uses the ids 1 to this, around and around
+constexpr double DRAIN_S = 10;
+
+enum class Pattern { FAN, PAIRS };  // FAN: everybody to everybody. PAIRS: publisher i to subscriber i.
+
+struct Plan {
+    std::uint16_t port;
+    std::size_t publishers;
+    std::size_t subscribers;
+    Pattern pattern;
+    std::uint8_t qos;
+    std::size_t payload_bytes;
+    std::size_t batch;
+    std::size_t window;
+    std::size_t outstanding;
+    double warmup_s;
+    double seconds;
+    std::vector<int> watch;
+
+    std::size_t copies() const { return pattern == Pattern::PAIRS ? 1 : subscribers; }
+};
+
+std::string topic_of(std::size_t publisher) {
+    char text[32];
+    std::snprintf(text, sizeof text, "bench/t/%04zu", publisher);
+    return text;
+}
+
+// Which filter a subscriber takes: one exact topic, or all of them when there are several publishers.
+std::string filter_of(const Plan& plan, std::size_t subscriber) {
+    if (plan.pattern == Pattern::PAIRS) return topic_of(subscriber);
+    return plan.publishers == 1 ? topic_of(0) : "bench/t/+";
+}
+
+class Publisher {
+public:
+    Publisher(const Plan& plan, std::size_t index)
+        : connection(net::open_session(plan.port, "bench-pub-" + std::to_string(index))),
+          qos_(plan.qos),
+          in_use_(plan.qos > 0 ? PACKET_IDS + 1 : 0) {
+        Bytes payload(plan.payload_bytes, 'x');
+        const auto number = static_cast<std::uint32_t>(index);
+        std::memcpy(payload.data(), &number, sizeof number);
+        payload.back() = MARKER;
+        const Bytes packet = wire::publish(topic_of(index), payload, plan.qos);
+        packet_bytes_ = packet.size();
+        sequence_at_ = packet_bytes_ - plan.payload_bytes + sizeof number;
+        packet_id_at_ = packet_bytes_ - plan.payload_bytes - 2;
+        for (std::size_t i = 0; i < plan.batch; ++i) wire::append(batch_, packet);
+    }
+
+    // How many messages it may send now.
+    std::size_t room(const Plan& plan) const {
+        if (connection.is_blocked()) return 0;
+        std::size_t free = plan.batch;
+        if (plan.subscribers > 0) {
+            const std::size_t on_the_way = sent - std::min(sent, delivered / plan.copies());
+            free = std::min(free, plan.outstanding - std::min(plan.outstanding, on_the_way));
+        }
+        if (qos_ == 0) return free == plan.batch ? free : 0;  // only whole batches
+        return std::min(free, plan.window - (sent - acknowledged));
+    }
+
+    // Sends `count` messages in one write; fewer if a packet id has not been given back yet.
+    void publish(std::size_t count) {
+        std::size_t made = 0;
+        for (; made < count; ++made) {
+            std::uint8_t* packet = batch_.data() + made * packet_bytes_;
+            if (qos_ > 0) {
+                if (in_use_[next_id_]) break;
+                in_use_[next_id_] = true;
+                wire::store_u16(packet + packet_id_at_, next_id_);
+                next_id_ = next_id_ == PACKET_IDS ? std::uint16_t{1} : static_cast<std::uint16_t>(next_id_ + 1);
+            }
+            const std::uint64_t sequence = sent++;
+            std::memcpy(packet + sequence_at_, &sequence, sizeof sequence);
+        }
+        connection.write({batch_.data(), made * packet_bytes_});
+    }
+
+    void receive() {
+        connection.receive([this](const Packet& packet) {
+            const std::uint16_t id = wire::load_u16(packet.body.data());
+            if (id == 0 || id > PACKET_IDS || !in_use_[id]) throw std::runtime_error("unexpected packet id");
+            if (packet.type == wire::PUBREC && qos_ == 2) {
+                wire::append_ack(connection.outbox(), wire::PUBREL, id);
+            } else if (packet.type == (qos_ == 1 ? wire::PUBACK : wire::PUBCOMP)) {
+                in_use_[id] = false;
+                ++acknowledged;
+            } else {
+                throw std::runtime_error("a publisher got packet type " + std::to_string(packet.type));
+            }
+        });
+        connection.flush();
+    }
+
+    net::Connection connection;
+    std::size_t sent = 0;
+    std::size_t acknowledged = 0;
+    std::size_t delivered = 0;  // all subscribers together
+
+private:
+    std::uint8_t qos_;
+    Bytes batch_;
+    std::size_t packet_bytes_ = 0;
+    std::size_t sequence_at_ = 0;
+    std::size_t packet_id_at_ = 0;
+    std::uint16_t next_id_ = 1;
+    std::vector<bool> in_use_;
+};
+
+class Subscriber {
+public:
+    Subscriber(const Plan& plan, std::size_t index)
+        : connection(net::open_session(plan.port, "bench-sub-" + std::to_string(index),
+                                       {filter_of(plan, index)}, plan.qos)),
+          qos_(plan.qos),
+          payload_bytes_(plan.payload_bytes),
+          expected_(plan.publishers) {}
+
+    void receive(std::vector<Publisher>& publishers) {
+        connection.receive([&](const Packet& packet) {
+            if (packet.type == wire::PUBLISH) {
+                take(packet, publishers);
+            } else if (packet.type == wire::PUBREL && qos_ == 2) {
+                wire::append_ack(connection.outbox(), wire::PUBCOMP, wire::load_u16(packet.body.data()));
+            } else {
+                throw std::runtime_error("a subscriber got packet type " + std::to_string(packet.type));
+            }
+        });
+        connection.flush();
+    }
+
+    net::Connection connection;
+    std::size_t received = 0;
+    std::size_t disordered = 0;
+
+private:
+    void take(const Packet& packet, std::vector<Publisher>& publishers) {
+        const wire::PublishView message = wire::view_publish(packet);
+        std::uint32_t publisher = 0;
+        std::uint64_t sequence = 0;
+        if (packet.qos() != qos_ || message.payload.size() != payload_bytes_ || message.payload.back() != MARKER)
+            throw std::runtime_error("a message was not delivered as it was sent");
+        std::memcpy(&publisher, message.payload.data(), sizeof publisher);
+        std::memcpy(&sequence, message.payload.data() + sizeof publisher, sizeof sequence);
+        if (publisher >= expected_.size()) throw std::runtime_error("a message names no known publisher");
+        if (sequence != expected_[publisher]) ++disordered;
+        expected_[publisher] = sequence + 1;
+        ++received;
+        if (publisher < publishers.size()) ++publishers[publisher].delivered;
+        if (qos_ > 0)
+            wire::append_ack(connection.outbox(), qos_ == 1 ? wire::PUBACK : wire::PUBREC, message.packet_id);
+    }
+
+    std::uint8_t qos_;
+    std::size_t payload_bytes_;
+    std::vector<std::uint64_t> expected_;
+};
+
+struct Snapshot {
+    double at_s;
+    std::size_t published;
+    std::size_t delivered;
+    double generator_cpu_s;
+    double watched_cpu_s;
+};
+
+class Run {
+public:
+    explicit Run(const Plan& plan) : plan_(plan) {
+        // Subscribers first: nothing may be published that nobody wants.
+        for (std::size_t i = 0; i < plan.subscribers; ++i) subscribers_.emplace_back(plan, i);
+        for (std::size_t i = 0; i < plan.publishers; ++i) publishers_.emplace_back(plan, i);
+        for (std::size_t i = 0; i < plan.subscribers; ++i) watch(subscribers_[i].connection, i);
+        for (std::size_t i = 0; i < plan.publishers; ++i) watch(publishers_[i].connection, PUBLISHER + i);
+    }
+
+    void report() {
+        turn_until(net::monotonic_s() + plan_.warmup_s);
+        const Snapshot start = snapshot();
+        turn_until(start.at_s + plan_.seconds);
+        const Snapshot end = snapshot();
+        drain();
+
+        const double seconds = end.at_s - start.at_s;
+        const std::size_t counted =
+            plan_.subscribers > 0 ? end.delivered - start.delivered : end.published - start.published;
+        std::size_t sent = 0;
+        std::size_t disordered = 0;
+        for (const auto& publisher : publishers_) sent += publisher.sent;
+        for (const auto& subscriber : subscribers_) disordered += subscriber.disordered;
+        const auto missing = plan_.publishers > 0 && plan_.subscribers > 0
+                                 ? static_cast<long long>(sent * plan_.copies()) -
+                                       static_cast<long long>(snapshot().delivered)
+                                 : 0LL;
+        std::printf(
+            "{\"rate\": %.1f, \"count\": %zu, \"seconds\": %.4f, \"missing\": %lld, \"disordered\": %zu, "
+            "\"watched_cpu_s\": %.6f, \"generator_cpu_s\": %.6f}\n",
+            static_cast<double>(counted) / seconds, counted, seconds, missing, disordered,
+            end.watched_cpu_s - start.watched_cpu_s, end.generator_cpu_s - start.generator_cpu_s);
+    }
+
+private:
+    static constexpr std::uint64_t PUBLISHER = 1ULL << 32;
+
+    void watch(net::Connection& connection, std::uint64_t tag) {
+        epoll_.add(connection.fd(), EPOLLIN, tag);
+    }
+
+    net::Connection& connection_of(std::uint64_t tag) {
+        return tag >= PUBLISHER ? publishers_[tag - PUBLISHER].connection : subscribers_[tag].connection;
+    }
+
+    void turn_until(double deadline_s) {
+        for (double now = net::monotonic_s(); now < deadline_s; now = net::monotonic_s()) {
+            const bool may_go_on = publish();
+            const int patience_ms = std::min(100, static_cast<int>((deadline_s - now) * 1000) + 1);
+            turn(may_go_on ? 0 : patience_ms);
+        }
+    }
+
+    // Lets each publisher write once; true if one of them could write again at once.
+    bool publish() {
+        bool may_go_on = false;
+        for (std::size_t i = 0; i < publishers_.size(); ++i) {
+            Publisher& publisher = publishers_[i];
+            const std::size_t count = publisher.room(plan_);
+            if (count == 0) continue;
+            publisher.publish(count);
+            if (publisher.connection.is_blocked()) await_writable(PUBLISHER + i);
+            may_go_on = may_go_on || publisher.room(plan_) > 0;
+        }
+        return may_go_on;
+    }
+
+    void turn(int timeout_ms) {
+        epoll_.wait(timeout_ms, [this](std::uint64_t tag, std::uint32_t events) {
+            net::Connection& connection = connection_of(tag);
+            if ((events & EPOLLOUT) && connection.flush()) epoll_.change(connection.fd(), EPOLLIN, tag);
+            if (events & ~static_cast<std::uint32_t>(EPOLLOUT)) {
+                const bool was_blocked = connection.is_blocked();
+                if (tag >= PUBLISHER)
+                    publishers_[tag - PUBLISHER].receive();
+                else
+                    subscribers_[tag].receive(publishers_);
+                if (connection.is_blocked() && !was_blocked) await_writable(tag);
+            }
+            if (connection.is_closed()) throw std::runtime_error("the broker closed a connection");
+        });
+    }
+
+    void await_writable(std::uint64_t tag) {
+        epoll_.change(connection_of(tag).fd(), EPOLLIN | EPOLLOUT, tag);
+    }
+
+    Snapshot snapshot() const {
+        Snapshot now{net::monotonic_s(), 0, 0, net::cpu_s(0), net::cpu_s(plan_.watch)};
+        for (const auto& publisher : publishers_)
+            now.published += plan_.qos > 0 ? publisher.acknowledged : publisher.sent;
+        for (const auto& subscriber : subscribers_) now.delivered += subscriber.received;
+        return now;
+    }
+
+    bool is_drained() const {
+        return std::all_of(publishers_.begin(), publishers_.end(), [this](const Publisher& publisher) {
+            return publisher.delivered >= publisher.sent * plan_.copies() &&
+                   (plan_.qos == 0 || publisher.acknowledged == publisher.sent);
+        });
+    }
+
+    void drain() {
+        const double deadline_s = net::monotonic_s() + DRAIN_S;
+        while (plan_.subscribers > 0 && !is_drained() && net::monotonic_s() < deadline_s) turn(100);
+    }
+
+    const Plan plan_;
+    net::Epoll epoll_;
+    std::vector<Publisher> publishers_;
+    std::vector<Subscriber> subscribers_;
+};
+
+void run_throughput(const Options& options) {
+    Plan plan{.port = options.port(),
+              .publishers = options.count("publishers"),
+              .subscribers = options.count("subscribers"),
+              .pattern = options.text("pattern") == "pairs" ? Pattern::PAIRS : Pattern::FAN,
+              .qos = static_cast<std::uint8_t>(options.count("qos")),
+              .payload_bytes = options.count("payload"),
+              .batch = options.count("batch"),
+              .window = options.count("window"),
+              .outstanding = options.count("outstanding"),
+              .warmup_s = options.number("warmup"),
+              .seconds = options.number("seconds"),
+              .watch = options.list("watch")};
+    if (plan.qos > 2) throw std::invalid_argument("--qos must be 0, 1 or 2");
+    if (plan.payload_bytes < MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 13");
+    if (plan.batch == 0 || plan.outstanding < plan.batch)
+        throw std::invalid_argument("--outstanding must be at least --batch, and that at least 1");
+    if (plan.window == 0 || plan.window >= PACKET_IDS) throw std::invalid_argument("--window must be 1 to 4095");
+    if (plan.pattern == Pattern::PAIRS && plan.publishers != plan.subscribers)
+        throw std::invalid_argument("pairs need as many publishers as subscribers");
+    Run(plan).report();
+}
+
+}  // namespace
+
+Command throughput_command() {
+    return {"throughput",
+            "deliveries per second with a bounded number of messages on their way",
+            {PORT,
+             {"publishers", "1", "publishing connections; 0 only receives (from `peer --mode blast`)"},
+             {"subscribers", "1", "subscribing connections; 0 only publishes (to `peer --mode discard`)"},
+             {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i"},
+             {"qos", "0", "of the publishes and of the subscriptions"},
+             {"payload", "64", "bytes"},
+             {"batch", "64", "packets a write; at QoS 1 and 2 at most this many"},
+             {"window", "100", "QoS 1 and 2: unacknowledged messages per publisher"},
+             {"outstanding", "4096", "messages per publisher sent and not yet delivered"},
+             {"warmup", "0.5", "seconds before counting"},
+             {"seconds", "3", "seconds of counting"},
+             WATCH},
+            run_throughput};
+}
