@@ -1,0 +1,183 @@
+"""The command `polybus`: starts the bus, checks its configuration, keeps its password file.
+
+Errors that a user can mend go to standard error as one line each, never as a traceback.
+"""
+
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import tomli_w
+import typer
+
+import polybus
+from polybus.errors import PolybusError, UsageError
+from polybus.ops.config import LISTENER_KEYS, Config, LogFormat, LogLevel, Overrides, load
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="polybus",
+    help="One message bus for many protocols.",
+    epilog="Start with: [bold]polybus serve[/bold]",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Check or show the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file; without it, defaults.")
+]
+HostOption = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Address of every network listener. (default: 127.0.0.1)")
+]
+MqttPortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port for MQTT over TCP; 0: any. (default: 1883)")
+]
+WsPortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port for MQTT over WebSocket; 0: any. (default: none)")
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where durable state is kept. (default: memory only)")
+]
+LogLevelOption = Annotated[
+    LogLevel | None, typer.Option(case_sensitive=False, help="How much is logged. (default: INFO)")
+]
+LogFormatOption = Annotated[
+    LogFormat | None, typer.Option(case_sensitive=False, help="Lines for people or JSON. (default: text)")
+]
+
+
+@app.callback(invoke_without_command=True)
+def polybus_command(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"polybus {polybus.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    host: HostOption = None,
+    mqtt_port: MqttPortOption = None,
+    ws_port: WsPortOption = None,
+    data_dir: DataDirOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Start the bus and serve until it is told to stop (Ctrl-C or SIGTERM).
+
+    SIGHUP reads the configuration anew; a bad one is refused and the running one stays.
+
+    Examples:
+
+    [green]polybus serve[/green]                                MQTT on 127.0.0.1:1883
+
+    [green]polybus serve --host 0.0.0.0 --ws-port 8083[/green]  for everyone, and for browsers
+
+    [green]polybus serve --config polybus.toml[/green]          TLS, passwords, limits: from a file
+    """
+    with errors_in_one_line():
+        settings = load(
+            config,
+            Overrides(
+                host=host,
+                mqtt_port=mqtt_port,
+                ws_port=ws_port,
+                data_dir=data_dir,
+                log_level=log_level,
+                log_format=log_format,
+            ),
+        )
+        # Only this command needs the event loop and the whole server.
+        from polybus.net.server import run
+
+        raise typer.Exit(run(settings))
+
+
+@config_app.command()
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="TOML file; without it, defaults.")
+    ] = None,
+) -> None:
+    """Say whether a configuration can be used, and what would listen where.
+
+    Exits with 0 if it can, with 2 if not; then each problem is one line: file, key, what is
+    wrong, what would be right.
+
+    Example: [green]polybus config check polybus.toml[/green]
+    """
+    with errors_in_one_line():
+        settings = load(file)
+    typer.echo(f"OK: {file or 'defaults'}")
+    for line in summary(settings):
+        typer.echo(f"  {line}")
+
+
+@config_app.command()
+def show(config: ConfigOption = None) -> None:
+    """Print the configuration in force, defaults included, as TOML.
+
+    Example: [green]polybus config show > polybus.toml[/green] is a file to start from.
+    """
+    with errors_in_one_line():
+        settings = load(config)
+    typer.echo(tomli_w.dumps(as_document(settings)), nl=False)
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Ends the command with a clear line for what its user can mend."""
+    try:
+        yield
+    except (PolybusError, OSError) as error:
+        for line in str(error).splitlines():
+            typer.echo(f"polybus: {line}", err=True)
+        raise typer.Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED) from error
+
+
+def summary(config: Config) -> list[str]:
+    auth, server = config.auth, config.server
+    ways_in = [
+        *(["anonymous"] if auth.anonymous_is_welcome else []),
+        *(["password"] if auth.password_file else []),
+        *(["client certificate"] if auth.use_certificate_name else []),
+    ]
+    return [
+        *(f"listens at {listener.url}" for listener in config.listeners),
+        f"lets in: {', '.join(ways_in)}",
+        f"access rules: {len(config.acl) or 'none, everything is allowed'}",
+        f"durable state: {server.data_dir or 'none, memory only'}",
+        f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",
+    ]
+
+
+def as_document(config: Config) -> dict[str, Any]:
+    """What a file would say to the same effect."""
+    auth = msgspec.structs.replace(config.auth, allow_anonymous=config.auth.anonymous_is_welcome)
+    if config.acl:
+        auth = msgspec.structs.replace(auth, acl_file=None)  # its rules stand in the document itself
+    return {
+        "server": _as_table(config.server),
+        "listener": [_as_table(each, LISTENER_KEYS[each.kind]) for each in config.listeners],
+        "limits": _as_table(config.limits),
+        "mqtt": _as_table(config.mqtt),
+        "auth": _as_table(auth),
+        **({"acl": [_as_table(rule) for rule in config.acl]} if config.acl else {}),
+    }
+
+
+def _as_table(struct: msgspec.Struct, keys: Container[str] | None = None) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in msgspec.structs.asdict(struct).items()
+        if value is not None and (keys is None or name in keys)
+    }
