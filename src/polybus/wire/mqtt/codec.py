@@ -1,0 +1,124 @@
+"""MQTT 3.1, 3.1.1 and 5.0: bytes to packets and back.
+
+A stream is cut with `next_frame`, each frame becomes a packet with `decode`; `encode` goes the other
+way. Nothing here keeps state: the caller holds the buffer, the position and the version.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from polybus.errors import UsageError
+from polybus.wire.mqtt import rules
+from polybus.wire.mqtt.checks import broken_by_publish, broken_rule
+from polybus.wire.mqtt.decoding import DECODERS, connect_version, decode_publish
+from polybus.wire.mqtt.encoding import encode_packet
+from polybus.wire.mqtt.packets import V5, V31, Connect, Packet, PacketType
+from polybus.wire.mqtt.primitives import MAX_VARINT, encode_string, encode_varint
+from polybus.wire.mqtt.rules import Rule
+
+__all__ = ["connect_version", "decode", "encode", "encode_publish_head", "next_frame"]
+
+_PUBLISH: Final = PacketType.PUBLISH
+
+_FLAGS: Final[Mapping[int, tuple[int, Rule]]] = {
+    PacketType.PUBREL: (0b0010, rules.PUBREL_FLAGS),
+    PacketType.SUBSCRIBE: (0b0010, rules.SUBSCRIBE_FLAGS),
+    PacketType.UNSUBSCRIBE: (0b0010, rules.UNSUBSCRIBE_FLAGS),
+    PacketType.DISCONNECT: (0b0000, rules.DISCONNECT_FLAGS),
+    PacketType.AUTH: (0b0000, rules.AUTH_FLAGS),
+}
+"""The flags of the fixed header that are not PUBLISH's and not simply zero, or have a rule of their own."""
+
+
+def next_frame(data: bytes, pos: int, max_size: int) -> tuple[int, int, int] | None:
+    """(first byte, start of the body, end) of the packet at `pos`, or None if it is not complete.
+
+    `max_size` counts the whole packet, as Maximum Packet Size does. Raises PeerError as soon as the
+    header shows that the packet is too large, or has a remaining length that is no such number.
+    """
+    available = len(data)
+    if pos + 2 > available:
+        return None
+    size = data[pos + 1]
+    start = pos + 2
+    if size >= 0x80:
+        size &= 0x7F
+        shift = 7
+        while True:
+            if start >= available:
+                return None
+            byte = data[start]
+            start += 1
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift == 28:
+                raise rules.VARINT_TOO_LONG.broken_by_peer(V5)
+        if byte == 0:
+            raise rules.VARINT_NOT_MINIMAL.broken_by_peer(V5)
+    end = start + size
+    if end - pos > max_size:
+        raise rules.PACKET_TOO_LARGE.broken_by_peer(V5)
+    return (data[pos], start, end) if end <= available else None
+
+
+def decode(first_byte: int, body: bytes, version: int) -> Packet:
+    """The packet that a frame holds, from either side. A CONNECT brings its own version.
+
+    Raises PeerError for everything the standard forbids in a packet by itself.
+    """
+    kind = first_byte >> 4
+    if kind == _PUBLISH:
+        publish = decode_publish(first_byte, body, version)
+        if (broken := broken_by_publish(publish, version)) is not None:
+            raise broken.broken_by_peer(version)
+        return publish
+    decoder = DECODERS.get(kind)
+    if decoder is None:
+        raise rules.TYPE_RESERVED.broken_by_peer(version)
+    _check_flags(kind, first_byte & 0x0F, version)
+    packet = decoder(first_byte, body, version)
+    if isinstance(packet, Connect):
+        version = packet.version
+    if (broken := broken_rule(packet, version)) is not None:
+        raise broken.broken_by_peer(version)
+    return packet
+
+
+def encode(packet: Packet, version: int) -> bytes:
+    """The bytes of a packet. A `Connect` is written in its own version.
+
+    Raises UsageError for what cannot be written and for what `decode` would refuse.
+    """
+    if isinstance(packet, Connect):
+        version = packet.version
+    if (broken := broken_rule(packet, version)) is not None:
+        raise broken.broken_by_caller(version)
+    first_byte, body = encode_packet(packet, version)
+    if len(body) > MAX_VARINT:
+        raise UsageError(f"packet of {len(body)} bytes is longer than {MAX_VARINT}")
+    return bytes((first_byte,)) + encode_varint(len(body)) + body
+
+
+def encode_publish_head(topic: str, first_byte: int, rest_size: int) -> bytes:
+    """Fixed header and topic of a PUBLISH that goes on with `rest_size` more bytes.
+
+    Those are the packet identifier, the properties and the payload, as far as there are any. For
+    callers that write one message many times; nothing but the topic's representation is checked.
+    """
+    field = encode_string(topic)
+    size = len(field) + rest_size
+    if size < 0x80:
+        return bytes((first_byte, size)) + field
+    return bytes((first_byte,)) + encode_varint(size) + field
+
+
+def _check_flags(kind: int, flags: int, version: int) -> None:
+    expected, rule = _FLAGS.get(kind, (0b0000, rules.FLAGS_RESERVED))
+    if flags == expected:
+        return
+    # MQTT 3.1, section 2.1: there DUP also marks a repeated PUBREL, SUBSCRIBE or UNSUBSCRIBE
+    if version == V31 and expected == 0b0010 and flags == 0b1010:
+        return
+    raise rule.broken_by_peer(version)
