@@ -4,7 +4,7 @@ A stream is cut with `next_frame`, each frame becomes a packet with `decode`; `e
 way. Nothing here keeps state: the caller holds the buffer, the position and the version.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from polybus.errors import UsageError
@@ -12,7 +12,7 @@ from polybus.wire.mqtt import rules
 from polybus.wire.mqtt.checks import broken_by_publish, broken_rule
 from polybus.wire.mqtt.decoding import DECODERS, connect_version, decode_publish
 from polybus.wire.mqtt.encoding import encode_packet
-from polybus.wire.mqtt.packets import V5, V31, Connect, Packet, PacketType
+from polybus.wire.mqtt.packets import V5, V31, Connect, Packet, PacketType, PubAck, PubComp, PubRec, PubRel
 from polybus.wire.mqtt.primitives import MAX_VARINT, encode_string, encode_varint
 from polybus.wire.mqtt.rules import Rule
 
@@ -28,6 +28,15 @@ _FLAGS: Final[Mapping[int, tuple[int, Rule]]] = {
     PacketType.AUTH: (0b0000, rules.AUTH_FLAGS),
 }
 """The flags of the fixed header that are not PUBLISH's and not simply zero, or have a rule of their own."""
+
+
+_SHORT_ACKS: Final[Mapping[int, Callable[[int], PubAck | PubRec | PubRel | PubComp]]] = {
+    0x40: PubAck,
+    0x50: PubRec,
+    0x62: PubRel,
+    0x70: PubComp,
+}
+"""First byte -> what an acknowledgement is that holds nothing but its packet identifier."""
 
 
 def next_frame(data: bytes, pos: int, max_size: int) -> tuple[int, int, int] | None:
@@ -74,6 +83,8 @@ def decode(first_byte: int, body: bytes, version: int) -> Packet:
         if (broken := broken_by_publish(publish, version)) is not None:
             raise broken.broken_by_peer(version)
         return publish
+    if len(body) == 2 and first_byte in _SHORT_ACKS and (packet_id := body[0] << 8 | body[1]):
+        return _SHORT_ACKS[first_byte](packet_id)
     decoder = DECODERS.get(kind)
     if decoder is None:
         raise rules.TYPE_RESERVED.broken_by_peer(version)

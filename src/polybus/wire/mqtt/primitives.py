@@ -80,14 +80,18 @@ def decode_string(data: bytes, pos: int, end: int, version: int = V5) -> tuple[s
     Raises PeerError if it is ill-formed, contains U+0000 or reaches past `end`. [MQTT-1.5.4-3] U+FEFF
     is a character like any other.
     """
-    raw, pos = decode_binary(data, pos, end, version)
+    start = pos + 2
+    # not by way of decode_binary: this is the one call that every PUBLISH makes
+    stop = start + (data[pos] << 8 | data[pos + 1]) if start <= end else end + 1
+    if stop > end:
+        raise rules.PACKET_CUT_SHORT.broken_by_peer(version)
     try:
-        text = raw.decode()
+        text = data[start:stop].decode()
     except UnicodeDecodeError as error:
         raise rules.STRING_NOT_UTF8.broken_by_peer(version) from error
     if "\0" in text:
         raise rules.STRING_HAS_NULL.broken_by_peer(version)
-    return text, pos
+    return text, stop
 
 
 def encode_binary(raw: bytes) -> bytes:
@@ -100,9 +104,7 @@ def encode_binary(raw: bytes) -> bytes:
 def decode_binary(data: bytes, pos: int, end: int, version: int = V5) -> tuple[bytes, int]:
     """The binary data at `pos` and the position after it. Raises PeerError if it reaches past `end`."""
     start = pos + 2
-    if start > end:
-        raise rules.PACKET_CUT_SHORT.broken_by_peer(version)
-    stop = start + (data[pos] << 8 | data[pos + 1])
+    stop = start + (data[pos] << 8 | data[pos + 1]) if start <= end else end + 1
     if stop > end:
         raise rules.PACKET_CUT_SHORT.broken_by_peer(version)
     return data[start:stop], stop

@@ -76,6 +76,7 @@ SUBSCRIBE_ACK_ID_ZERO: Final = Rule(
 PROPERTY_UNKNOWN: Final = Rule("unknown property", _MALFORMED, "MQTT-2.2.2.2")
 PROPERTY_NOT_ALLOWED: Final = Rule("property is not allowed in this packet", _MALFORMED, "MQTT-2.2.2.2")
 TOPIC_ALIAS_ZERO: Final = Rule("topic alias is zero", ReasonCode.TOPIC_ALIAS_INVALID, "MQTT-3.3.2-8")
+RESPONSE_TOPIC_EMPTY: Final = Rule("response topic is empty", _PROTOCOL, "MQTT-4.7.3-1")
 RESPONSE_TOPIC_WILDCARD: Final = Rule("response topic contains a wildcard", _PROTOCOL, "MQTT-3.3.2-14")
 
 # CONNECT
