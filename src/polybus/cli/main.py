@@ -3,6 +3,7 @@
 Errors that a user can mend go to standard error as one line each, never as a traceback.
 """
 
+import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ import typer
 
 import polybus
 from polybus.errors import PolybusError, UsageError
+from polybus.ops.access import build_access
 from polybus.ops.config import LISTENER_KEYS, Config, LogFormat, LogLevel, Overrides, load
+from polybus.ops.passwords import set_password
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -117,6 +120,7 @@ def check(
     """
     with errors_in_one_line():
         settings = load(file)
+        build_access(settings)
     typer.echo(f"OK: {file or 'defaults'}")
     for line in summary(settings):
         typer.echo(f"  {line}")
@@ -131,6 +135,32 @@ def show(config: ConfigOption = None) -> None:
     with errors_in_one_line():
         settings = load(config)
     typer.echo(tomli_w.dumps(as_document(settings)), nl=False)
+
+
+@app.command()
+def passwd(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Password file; created if there is none.")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="Name of the user to add or change.")],
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read the password from standard input.")] = False,
+) -> None:
+    """Set a user's password in a password file.
+
+    The file holds Argon2 hashes, and only its owner may read it. Name it in the configuration as
+    auth.password_file; a running bus takes changes over on SIGHUP.
+
+    Examples:
+
+    [green]polybus passwd users.txt alice[/green]            asks for the password
+
+    [green]pass show bus | polybus passwd users.txt alice --stdin[/green]
+    """
+    with errors_in_one_line():
+        if stdin:
+            password = sys.stdin.readline().rstrip("\r\n")
+        else:
+            password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+        is_new = set_password(file, user, password.encode(errors="surrogateescape"))
+    typer.echo(f"{'Added' if is_new else 'Changed'} {user} in {file}")
 
 
 @contextmanager
