@@ -16,7 +16,7 @@ from polybus.wire.mqtt.packets import V5, V31, Connect, Packet, PacketType, PubA
 from polybus.wire.mqtt.primitives import MAX_VARINT, encode_string, encode_varint
 from polybus.wire.mqtt.rules import Rule
 
-__all__ = ["connect_version", "decode", "encode", "encode_publish_head", "next_frame"]
+__all__ = ["connect_version", "decode", "encode", "encode_publish_head", "encode_short_ack", "next_frame"]
 
 _PUBLISH: Final = PacketType.PUBLISH
 
@@ -123,6 +123,14 @@ def encode_publish_head(topic: str, first_byte: int, rest_size: int) -> bytes:
     if size < 0x80:
         return bytes((first_byte, size)) + field
     return bytes((first_byte,)) + encode_varint(size) + field
+
+
+def encode_short_ack(first_byte: int, packet_id: int) -> bytes:
+    """An acknowledgement that says success, the same in every version.
+
+    The first byte is 0x40 (PUBACK), 0x50 (PUBREC), 0x62 (PUBREL) or 0x70 (PUBCOMP); nothing is checked.
+    """
+    return bytes((first_byte, 2, packet_id >> 8, packet_id & 0xFF))
 
 
 def _check_flags(kind: int, flags: int, version: int) -> None:

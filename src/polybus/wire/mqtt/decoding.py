@@ -221,7 +221,9 @@ def _decode_will(flags: int, body: bytes, pos: int, version: int) -> tuple[Will,
     end = len(body)
     _expect(pos < end, rules.WILL_MISSING, version)
     properties, pos = _decode_properties(body, pos, version, WILL)
+    _expect(pos < end, rules.WILL_MISSING, version)
     topic, pos = decode_string(body, pos, end, version)
+    _expect(pos < end, rules.WILL_MISSING, version)
     payload, pos = decode_binary(body, pos, end, version)
     return Will(topic, payload, flags >> 3 & 3, bool(flags & 0x20), properties), pos
 
