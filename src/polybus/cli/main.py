@@ -18,6 +18,7 @@ from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import LISTENER_KEYS, Config, LogFormat, LogLevel, Overrides, load
 from polybus.ops.passwords import set_password
+from polybus.ops.tls import server_context
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -121,6 +122,9 @@ def check(
     with errors_in_one_line():
         settings = load(file)
         build_access(settings)
+        for listener in settings.listeners:
+            if listener.is_encrypted:
+                server_context(listener)
     typer.echo(f"OK: {file or 'defaults'}")
     for line in summary(settings):
         typer.echo(f"  {line}")

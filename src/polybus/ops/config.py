@@ -176,7 +176,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
 NEEDS_RESTART: Final = ("server.data_dir", "listener")
 """Keys and sections that a running server cannot take over; all else is taken over on SIGHUP."""
 
-_SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
+SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "server": Server,
     "listener": Listener,
     "limits": Limits,
@@ -186,7 +186,7 @@ _SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
 }
 _ELSEWHERE: Final[Mapping[str, str]] = {
     field.encode_name: f"{section}.{field.encode_name}"
-    for section, struct in _SECTIONS.items()
+    for section, struct in SECTIONS.items()
     for field in msgspec.structs.fields(struct)
 }
 
@@ -207,8 +207,8 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
     document = read_toml(path) if path else {}
     reader = Reader(str(path or "defaults"), path.parent if path else Path(), RANGES)
     for name in document:
-        if name not in _SECTIONS:
-            reader.unknown(name, name, _SECTIONS, _ELSEWHERE)
+        if name not in SECTIONS:
+            reader.unknown(name, name, SECTIONS, _ELSEWHERE)
 
     server = _with_flags(_section(reader, document, "server", Server), overrides)
     limits = _section(reader, document, "limits", Limits)
@@ -220,6 +220,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
         reader.problem("auth.acl_file", "there are [[acl]] rules here too; keep the rules in one place")
     _check_server(reader, server, overrides)
     _check_limits(reader, limits)
+    _check_mqtt(reader, mqtt)
     _check_auth(reader, auth)
     reader.finish()
 
@@ -262,7 +263,7 @@ def flatten(config: Config) -> dict[str, object]:
 def _sections(config: Config) -> dict[str, msgspec.Struct | tuple[msgspec.Struct, ...]]:
     """The sections of the file, by the name they have there."""
     by_name = {field.encode_name: field.name for field in msgspec.structs.fields(Config)}
-    return {key: getattr(config, by_name[key]) for key in _SECTIONS}
+    return {key: getattr(config, by_name[key]) for key in SECTIONS}
 
 
 def _section(reader: Reader, document: Mapping[str, Any], key: str, struct: type[T]) -> T:
@@ -358,6 +359,13 @@ def _check_limits(reader: Reader, limits: Limits) -> None:
             f"is less than limits.packet_size_bytes ({limits.packet_size_bytes}), so that a packet"
             " that is allowed would not fit; raise the one or lower the other",
         )
+
+
+def _check_mqtt(reader: Reader, mqtt: Mqtt) -> None:
+    for name in ("response_information", "server_reference"):
+        text: str = getattr(mqtt, name)
+        if "\0" in text or len(text.encode()) > _U16:
+            reader.problem(f"mqtt.{name}", f"MQTT can carry at most {_U16} bytes, without U+0000; shorten it")
 
 
 def _check_auth(reader: Reader, auth: Auth) -> None:

@@ -83,7 +83,7 @@ class Reader:
                 self.unknown(f"{key}.{name}", name, known, elsewhere)
         for name, field in known.items():
             if field.required and name not in content:
-                self.problem(f"{key}.{name}", f"is missing; give {_in_words(field.type)}")
+                self.problem(f"{key}.{name}", f"is missing; give {in_words(field.type)}")
         return struct(**values) if len(self.problems) == found_problems else None
 
     def tables(
@@ -109,7 +109,7 @@ class Reader:
         except msgspec.ValidationError:
             converted = None
         if converted is None or (limits and not limits[0] <= converted <= limits[1]):
-            expected = _in_words(wanted) + (f" from {limits[0]} to {limits[1]}" if limits else "")
+            expected = in_words(wanted) + (f" from {limits[0]} to {limits[1]}" if limits else "")
             near = nearest(value, _choices(wanted)) if isinstance(value, str) else None
             hint = f"; did you mean {_shown(near)}?" if near else ""
             self.problem(key, f"expected {expected}, got {_shown(value)}{hint}")
@@ -131,9 +131,9 @@ def _choices(wanted: object) -> tuple[str, ...]:
     return get_args(wanted) if get_origin(wanted) is Literal else ()
 
 
-def _in_words(wanted: object) -> str:
+def in_words(wanted: object) -> str:
     if get_origin(wanted) in (Union, types.UnionType):  # only `X | None` occurs, and TOML has no None
-        return _in_words(get_args(wanted)[0])
+        return in_words(get_args(wanted)[0])
     if choices := _choices(wanted):
         return "one of " + ", ".join(map(_shown, choices))
     return _IN_WORDS[wanted]

@@ -1,0 +1,243 @@
+"""The core: lanes, the tick, and what sessions may ask for.
+
+A tick is: everything published since the last one is routed (priority lane first), stored state
+is committed, acknowledgements that waited for the commit are released, and every dirty outbox is
+flushed with one write. Edges call `tick` soon after `wake` asked for it, and `run_timers` when
+`timers.deadline()` has come. The broker has no clock, socket or thread of its own.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from polybus.broker.access import Access
+from polybus.broker.dispatch import Dispatcher
+from polybus.broker.journal import Journal, MemoryJournal
+from polybus.broker.limits import Limits
+from polybus.broker.links import EndCause, Link
+from polybus.broker.message import Message, Run
+from polybus.broker.registry import Registry
+from polybus.broker.retained import Retained
+from polybus.broker.sessions import Session, Subscription, Will
+from polybus.broker.shared import Choose
+from polybus.broker.stats import Stats
+from polybus.broker.subscriptions import Route, Subscriptions
+from polybus.broker.timers import Timers
+
+log = logging.getLogger("polybus.broker")
+
+LANE_BYTES: Final = 1024 * 1024
+"""Published bytes past which the tick runs at once rather than after more reads."""
+
+MESSAGE_COST: Final = 128
+
+
+class Broker:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        choose: Choose = lambda n: 0,
+        access: Access | None = None,
+        journal: Journal | None = None,
+        shared_strategy: str = "round_robin",
+        drop_oldest: bool = False,
+        queue_qos0: bool = False,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.access = access or Access()
+        self.stats = Stats()
+        self.timers = Timers()
+        self.retained = Retained(self.limits)
+        self.subscriptions = Subscriptions(shared_strategy, choose, self.limits.topic_levels)
+        self.dispatcher = Dispatcher(self.limits, self.stats, drop_oldest=drop_oldest, queue_qos0=queue_qos0)
+        self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
+        self.routes = self.subscriptions.routes
+        self.now = 0.0
+        self._journal = journal or MemoryJournal()
+        self._wake = wake
+        self._is_awake = False
+        self._priority: list[tuple[Route, Message | Run]] = []
+        self._regular: list[tuple[Route, Message | Run]] = []
+        self._lane_bytes = 0
+        self.awaiting: list[Link] = []
+
+    # -- the tick ---------------------------------------------------------------------------
+
+    def stir(self) -> None:
+        """Something happened: see to it that a tick comes."""
+        if not self._is_awake:
+            self._is_awake = True
+            self._wake()
+
+    def tick(self, now: float) -> None:
+        self._is_awake = False
+        self.now = self.dispatcher.now = now
+        self.stats.ticks += 1
+        self.drain()
+        if self.dispatcher.replaying:
+            self.dispatcher.pump_replays()
+            if self.dispatcher.replaying:
+                self.stir()
+        if self.awaiting:
+            self._commit()
+        self._check_budget()
+        dirty = self.dispatcher.dirty
+        if dirty:
+            self.dispatcher.dirty = []
+            for link in dirty:
+                link.flush()
+
+    def drain(self) -> None:
+        """Route everything in the lanes. What is published meanwhile (wills) is routed too."""
+        subscriptions = self.subscriptions
+        dispatcher = self.dispatcher
+        while self._priority or self._regular or self.registry.due_wills:
+            self._collect_wills()
+            if self._priority:
+                lane, self._priority = self._priority, []
+            else:
+                lane, self._regular = self._regular, []
+                self._lane_bytes = 0
+            for route, item in lane:
+                plan = route.plan or subscriptions.plan(route)
+                if item.__class__ is Run:
+                    dispatcher.deliver_run(plan, item)
+                else:
+                    assert isinstance(item, Message)
+                    if item.retain and not self.retained.store(item):
+                        self.stats.dropped_retained += 1
+                    dispatcher.deliver(plan, item)
+
+    def _collect_wills(self) -> None:
+        if self.registry.due_wills:
+            wills, self.registry.due_wills = self.registry.due_wills, []
+            for message in wills:
+                self.publish(self.subscriptions.route_of(message.topic), message)
+
+    def _commit(self) -> None:
+        awaiting, self.awaiting = self.awaiting, []
+        groups = [(link, link.held) for link in awaiting]
+        for link in awaiting:
+            link.held = []
+
+        def release() -> None:
+            for link, acknowledgements in groups:
+                if acknowledgements:  # else: the link went away meanwhile
+                    self.dispatcher.push_all(link, acknowledgements)
+                    link.released(acknowledgements)
+
+        self._journal.commit(release)
+
+    def _check_budget(self) -> None:
+        excess = self.memory_bytes() - self.limits.memory_bytes
+        self.dispatcher.over_budget = excess > 0
+        if excess > 0:
+            self.dispatcher.relieve(excess + self.limits.memory_bytes // 20)
+
+    def memory_bytes(self) -> int:
+        """What the budget counts: queued, retained and unsent bytes."""
+        return self.dispatcher.queued_bytes + self.dispatcher.backlog_bytes + self.retained.size_bytes
+
+    def run_timers(self, now: float) -> None:
+        self.now = self.dispatcher.now = now
+        self.timers.run(now)
+        self.stir()
+
+    def housekeep(self, now: float) -> None:
+        """Once a second or so: what no client waits for."""
+        self.now = self.dispatcher.now = now
+        self.stats.dropped_expired += self.retained.expire(now)
+
+    def reconfigure(
+        self, limits: Limits, access: Access, *, shared_strategy: str, drop_oldest: bool, queue_qos0: bool
+    ) -> None:
+        """Take over what can change while running. Links ask for limits when they need them."""
+        self.limits = limits
+        self.access = access
+        self.retained.limits = limits
+        self.registry.limits = limits
+        self.subscriptions.strategy = shared_strategy
+        self.subscriptions.max_topic_levels = limits.topic_levels
+        self.dispatcher.limits = limits
+        self.dispatcher.drop_oldest = drop_oldest
+        self.dispatcher.queue_qos0 = queue_qos0
+
+    # -- what links ask for -------------------------------------------------------------------
+
+    def publish(self, route: Route, message: Message) -> None:
+        self.stats.messages_received += 1
+        route.messages += 1
+        if message.priority:
+            self._priority.append((route, message))
+        else:
+            self._regular.append((route, message))
+        self._lane_bytes += len(message.payload) + MESSAGE_COST
+        if self._lane_bytes > LANE_BYTES:
+            self.tick(self.now)
+
+    def publish_run(self, route: Route, run: Run) -> None:
+        self.stats.messages_received += run.count
+        route.messages += run.count
+        self._regular.append((route, run))
+        self._lane_bytes += len(run.wire)
+        if self._lane_bytes > LANE_BYTES:
+            self.tick(self.now)
+
+    def hold(self, link: Link, acknowledgement: bytes) -> None:
+        """Send this when everything that came before it is safe."""
+        if not link.held:
+            self.awaiting.append(link)
+        link.held.append(acknowledgement)
+
+    def open(
+        self,
+        link: Link,
+        client_id: str,
+        *,
+        clean_start: bool = True,
+        expiry_s: float = 0.0,
+        will: Will | None = None,
+        window: int = 65_535,
+    ) -> tuple[Session, bool]:
+        self.drain()
+        return self.registry.open(
+            link,
+            client_id,
+            clean_start=clean_start,
+            expiry_s=expiry_s,
+            will=will,
+            window=window,
+            now=self.now,
+        )
+
+    def close(self, link: Link, *, publish_will: bool) -> None:
+        self.registry.close(link, publish_will=publish_will, now=self.now)
+        self.stir()
+
+    def subscribe(
+        self,
+        session: Session,
+        topic_filter: str,
+        subscription: Subscription,
+        *,
+        retain_handling: int = 0,
+    ) -> None:
+        """Subscribe, and replay retained messages: 0 always, 1 if it is new, 2 never."""
+        self.drain()
+        is_new = self.subscriptions.add(session, topic_filter, subscription)
+        if subscription.group is None and (retain_handling == 0 or (retain_handling == 1 and is_new)):
+            self.dispatcher.start_replay(session, self.retained.replay(subscription, self.now))
+
+    def unsubscribe(self, session: Session, topic_filter: str) -> bool:
+        self.drain()
+        return self.subscriptions.remove(session, topic_filter)
+
+    def stop(self) -> None:
+        """Tell every client that the broker is going down."""
+        self.tick(self.now)
+        for session in list(self.registry.sessions.values()):
+            if session.link is not None:
+                session.link.end(EndCause.SHUTTING_DOWN)
+        self.tick(self.now)

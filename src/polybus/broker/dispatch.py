@@ -1,0 +1,513 @@
+"""From a message to the outboxes: who gets it now, who later, and who never.
+
+The hot loops are here. A run goes to each plain subscriber as one piece of bytes. A tracked
+delivery (QoS 1 and 2) is encoded once per cohort and encoding; only the packet id differs from
+subscriber to subscriber, written as 16 bits, big endian, by every protocol on this bus.
+
+Nothing here waits. A link that is blocked gets QoS 0 into its outbox up to a limit and loses the
+rest, counted; QoS 1 and 2 wait in the session's queue, up to its limits and the memory budget.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from polybus.broker.limits import Limits
+from polybus.broker.links import Encoding, Link
+from polybus.broker.message import Delivery, Message, Run
+from polybus.broker.sessions import Queue, Session
+from polybus.broker.shared import SharedGroup
+from polybus.broker.stats import Stats
+from polybus.broker.subscriptions import Cohort, Plan
+
+log = logging.getLogger("polybus.broker")
+
+REPLAY_STEP: Final = 500
+"""Retained messages looked at for one session in one tick."""
+
+
+class Dispatcher:
+    """The single owner of queues, in-flight windows and the list of dirty links."""
+
+    def __init__(self, limits: Limits, stats: Stats, *, drop_oldest: bool, queue_qos0: bool) -> None:
+        self.limits = limits
+        self.stats = stats
+        self.drop_oldest = drop_oldest
+        self.queue_qos0 = queue_qos0
+        self.now = 0.0
+        self.dirty: list[Link] = []
+        self.queued_sessions: set[Session] = set()
+        self.replaying: set[Session] = set()
+        self.queued_bytes = 0
+        self.backlog_bytes = 0
+        """Bytes in the outboxes of blocked links."""
+        self.over_budget = False
+
+    # -- publishing -------------------------------------------------------------------------
+
+    def deliver_run(self, plan: Plan, run: Run) -> None:
+        wire = run.wire
+        encoding = run.encoding
+        count = run.count
+        dirty = self.dirty
+        other_frames: dict[Encoding, bytes] = {}
+        for session in plan.plain:
+            link = session.link
+            if link is None:
+                if self.queue_qos0 and session.expiry_s:
+                    for message in run.messages():
+                        self._enqueue(session, Delivery(message, 0, False))
+                continue
+            if link.encoding is encoding:
+                frame = wire
+            else:
+                frame = other_frames.get(link.encoding) or self._encode_run(link, run, other_frames)
+            if link.blocked:
+                self._push_blocked(link, frame, count)
+                continue
+            outbox = link.outbox
+            if not outbox:
+                dirty.append(link)
+            outbox.append(frame)
+            link.messages_out += count
+        if not plan.is_plain:
+            for message in run.messages():
+                for cohort in plan.rest:
+                    self._deliver_to(cohort, message)
+                self._deliver_choosy(plan, message)
+
+    def deliver(self, plan: Plan, message: Message) -> None:
+        for cohort in plan.cohorts:
+            self._deliver_to(cohort, message)
+        if not plan.is_plain:
+            self._deliver_choosy(plan, message)
+
+    def _deliver_choosy(self, plan: Plan, message: Message) -> None:
+        for selective in plan.selective:
+            own = selective.client_id == message.origin
+            cohort = selective.of_its_own if own else selective.of_others
+            if cohort is not None:
+                self._deliver_to(cohort, message)
+        for group in plan.groups:
+            self.deliver_shared(group, message)
+
+    def deliver_shared(
+        self,
+        group: SharedGroup,
+        message: Message,
+        *,
+        besides: Session | None = None,
+        only_connected: bool = False,
+    ) -> bool:
+        """To one member of the group; False if there is none."""
+        session = group.pick(besides=besides)
+        if session is None or (only_connected and session.link is None):
+            return False
+        subscription = group.members[session]
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        retain = message.retain and subscription.retain_as_published
+        delivery = Delivery(message, min(message.qos, subscription.qos), retain, identifiers, group)
+        if delivery.qos == 0:
+            self._send_untracked([session], delivery)
+        else:
+            self._send_tracked([session], delivery)
+        return True
+
+    def _deliver_to(self, cohort: Cohort, message: Message) -> None:
+        qos = message.qos if message.qos < cohort.qos else cohort.qos
+        retain = message.retain and cohort.retain_as_published
+        delivery = Delivery(message, qos, retain, cohort.identifiers)
+        if qos == 0:
+            self._send_untracked(cohort.sessions, delivery)
+        else:
+            self._send_tracked(cohort.sessions, delivery)
+
+    def _send_untracked(self, sessions: list[Session], delivery: Delivery) -> None:
+        frames: dict[Encoding, bytes] = {}
+        dirty = self.dirty
+        for session in sessions:
+            link = session.link
+            if link is None:
+                # A QoS 0 copy of a message that was sent with more may wait if the operator says so.
+                if self.queue_qos0 and session.expiry_s:
+                    self._enqueue(session, delivery)
+                continue
+            encoding = link.encoding
+            frame = frames.get(encoding)
+            if frame is None:
+                parts = encoding.frame(delivery, self.now)
+                if parts is None:
+                    self.stats.dropped_too_large += 1
+                    continue
+                frame = parts[0] + parts[1]
+                if encoding.shared:
+                    frames[encoding] = frame
+            if link.blocked:
+                self._push_blocked(link, frame, 1)
+                continue
+            outbox = link.outbox
+            if not outbox:
+                dirty.append(link)
+            outbox.append(frame)
+            link.messages_out += 1
+
+    def _send_tracked(self, sessions: list[Session], delivery: Delivery) -> None:
+        frames: dict[Encoding, tuple[bytes, bytes]] = {}
+        dirty = self.dirty
+        for session in sessions:
+            link = session.link
+            if (
+                link is None
+                or link.blocked
+                or session.outstanding >= session.window
+                or session.queue is not None
+                or session.resend is not None
+            ):
+                self._enqueue(session, delivery)
+                continue
+            encoding = link.encoding
+            parts = frames.get(encoding)
+            if parts is None:
+                parts = encoding.frame(delivery, self.now)
+                if parts is None:
+                    self.stats.dropped_too_large += 1
+                    continue
+                if encoding.shared:
+                    frames[encoding] = parts
+            packet_id = session.next_id
+            inflight = session.inflight
+            if packet_id in inflight:
+                packet_id = session.allocate_id()
+            else:
+                session.next_id = packet_id + 1 if packet_id < 65_535 else 1
+            inflight[packet_id] = delivery
+            session.outstanding += 1
+            outbox = link.outbox
+            if not outbox:
+                dirty.append(link)
+            outbox += (parts[0], packet_id.to_bytes(2), parts[1])
+            link.messages_out += 1
+
+    def _encode_run(self, link: Link, run: Run, frames: dict[Encoding, bytes]) -> bytes:
+        pieces: list[bytes] = []
+        for message in run.messages():
+            parts = link.encoding.frame(Delivery(message, 0, False), self.now)
+            if parts is None:
+                self.stats.dropped_too_large += 1
+            else:
+                pieces += parts
+        frame = b"".join(pieces)
+        if link.encoding.shared:
+            frames[link.encoding] = frame
+        return frame
+
+    def _push_blocked(self, link: Link, frame: bytes, count: int) -> None:
+        if self.over_budget or link.backlog_bytes + len(frame) > self.limits.outbox_bytes_per_connection:
+            if not link.messages_dropped:
+                client_id = link.session.client_id if link.session else "?"
+                fields = {"client_id": client_id}
+                log.warning("client reads too slowly, QoS 0 is dropped", extra={"fields": fields})
+            link.messages_dropped += count
+            self.stats.dropped_slow += count
+            return
+        link.outbox.append(frame)
+        link.messages_out += count
+        link.backlog_bytes += len(frame)
+        self.backlog_bytes += len(frame)
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def _enqueue(self, session: Session, delivery: Delivery) -> None:
+        if session.link is None and not session.expiry_s:
+            return
+        queue = session.queue
+        if queue is None:
+            queue = session.queue = Queue()
+            self.queued_sessions.add(session)
+        size = delivery.message.size_bytes()
+        limits = self.limits
+        while (
+            len(queue) >= limits.queued_messages_per_session
+            or queue.size_bytes + size > limits.queued_bytes_per_session
+        ):
+            self._count_queue_drop(session)
+            if not self.drop_oldest or not queue:
+                if not queue:
+                    self._forget_queue(session)
+                return
+            self.queued_bytes -= queue.drop_oldest().message.size_bytes()
+        queue.push(delivery)
+        self.queued_bytes += size
+
+    def _count_queue_drop(self, session: Session) -> None:
+        if not session.dropped:
+            fields = {"client_id": session.client_id}
+            log.warning("queue is full, messages are dropped", extra={"fields": fields})
+        session.dropped += 1
+        self.stats.dropped_queue_full += 1
+
+    def pump(self, session: Session) -> None:
+        """Send what waits, as far as the link and the window allow."""
+        link = session.link
+        if link is None:
+            return
+        if session.resend is not None:
+            self._pump_resend(session, link, session.resend)
+        while session.queue is not None and not link.blocked and session.outstanding < session.window:
+            queue = session.queue
+            delivery = queue.pop()
+            self.queued_bytes -= delivery.message.size_bytes()
+            if not queue:
+                self._forget_queue(session)
+            expires_at = delivery.message.expires_at
+            if expires_at is not None and expires_at <= self.now:
+                self.stats.dropped_expired += 1
+                continue
+            self._transmit(session, link, delivery)
+
+    def _transmit(self, session: Session, link: Link, delivery: Delivery) -> None:
+        parts = link.encoding.frame(delivery, self.now)
+        if parts is None:
+            self.stats.dropped_too_large += 1
+            return
+        if delivery.qos == 0:
+            self.push(link, parts[0] + parts[1])
+        else:
+            packet_id = session.allocate_id()
+            session.inflight[packet_id] = delivery
+            session.outstanding += 1
+            self.push(link, parts[0] + packet_id.to_bytes(2) + parts[1])
+        link.messages_out += 1
+
+    def _pump_resend(self, session: Session, link: Link, resend: deque[int]) -> None:
+        while resend and not link.blocked and session.outstanding < session.window:
+            packet_id = resend.popleft()
+            if packet_id not in session.inflight:
+                continue
+            delivery = session.inflight[packet_id]
+            frame = link.encode_again(packet_id, delivery, self.now)
+            if frame is None:  # the client takes only smaller packets now
+                del session.inflight[packet_id]
+                self.stats.dropped_too_large += 1
+                continue
+            session.outstanding += 1
+            self.push(link, frame)
+        if not resend:
+            session.resend = None
+
+    def push(self, link: Link, frame: bytes) -> None:
+        """Put bytes into an outbox outside the hot loops."""
+        if link.blocked:
+            link.backlog_bytes += len(frame)
+            self.backlog_bytes += len(frame)
+        elif not link.outbox:
+            self.dirty.append(link)
+        link.outbox.append(frame)
+
+    def push_all(self, link: Link, frames: list[bytes]) -> None:
+        if link.blocked:
+            size = sum(map(len, frames))
+            link.backlog_bytes += size
+            self.backlog_bytes += size
+        elif not link.outbox:
+            self.dirty.append(link)
+        link.outbox += frames
+
+    # -- acknowledgements ---------------------------------------------------------------------
+
+    def acknowledge(self, session: Session, packet_id: int) -> bool:
+        """PUBACK: the client has a QoS 1 message. False: it was not sent one under this id."""
+        delivery = session.inflight.get(packet_id)
+        if delivery is None or delivery.qos != 1:
+            return False
+        self._settle(session, packet_id)
+        return True
+
+    def receive(self, session: Session, packet_id: int) -> bool:
+        """PUBREC: the client has received a QoS 2 message; its release is what is left."""
+        if packet_id not in session.inflight:
+            return False
+        delivery = session.inflight[packet_id]
+        if delivery is not None:
+            if delivery.qos != 2:
+                return False
+            session.inflight[packet_id] = None
+        return True
+
+    def complete(self, session: Session, packet_id: int) -> bool:
+        """PUBCOMP: the client has released a QoS 2 message."""
+        if session.inflight.get(packet_id, _MISSING) is not None:
+            return False
+        self._settle(session, packet_id)
+        return True
+
+    def refuse(self, session: Session, packet_id: int) -> bool:
+        """PUBREC with an error: the client will not have it, and the exchange is over."""
+        delivery = session.inflight.get(packet_id)
+        if delivery is None or delivery.qos != 2:
+            return False
+        self._settle(session, packet_id)
+        return True
+
+    def _settle(self, session: Session, packet_id: int) -> None:
+        del session.inflight[packet_id]
+        if session.resend is not None and packet_id in session.resend:
+            session.resend.remove(packet_id)  # acknowledged from the connection before
+        else:
+            session.outstanding -= 1
+        if session.queue is not None or session.resend is not None:
+            self.pump(session)
+        if session.replays is not None:
+            self.replaying.add(session)
+
+    # -- links come, stall and go ---------------------------------------------------------------
+
+    def attach(self, session: Session, link: Link, window: int) -> None:
+        """A connection for this session: `pump` will send what was under way again, in its order."""
+        session.link = link
+        link.session = session
+        session.outstanding = 0
+        session.window = min(window, self.limits.inflight_per_session)
+        session.resend = deque(session.inflight) if session.inflight else None
+
+    def detach(self, session: Session) -> None:
+        link = session.link
+        if link is None:
+            return
+        self.stats.messages_sent += link.messages_out
+        self.stats.bytes_sent += link.bytes_out
+        session.link = None
+        session.resend = None
+        session.outstanding = 0
+        session.replays = None
+        self.replaying.discard(session)
+        self.backlog_bytes -= link.backlog_bytes
+        link.backlog_bytes = 0
+        link.outbox.clear()
+        link.held.clear()
+        self._hand_over(session, ended=False)
+
+    def discard(self, session: Session) -> None:
+        """The session has ended: shared messages go to other members, the rest is gone."""
+        self._hand_over(session, ended=True)
+        lost = sum(d is not None for d in session.inflight.values()) + session.queued()
+        self.stats.dropped_no_session += lost
+        session.inflight.clear()
+        if session.queue is not None:
+            self.queued_bytes -= session.queue.size_bytes
+            self._forget_queue(session)
+
+    def _hand_over(self, session: Session, *, ended: bool) -> None:
+        """MQTT 5.0 section 4.8.2: another member gets what this one did not acknowledge.
+
+        [MQTT-4.8.2-5] a QoS 2 message that may have been received stays with its session.
+        """
+        for packet_id, delivery in list(session.inflight.items()):
+            if delivery is None or delivery.group is None or delivery.qos == 2:
+                continue
+            if self._redispatch(delivery, session, ended=ended):
+                del session.inflight[packet_id]
+        if session.queue is None or not any(d.group for d in _queued(session.queue)):
+            return
+        old = session.queue
+        self.queued_bytes -= old.size_bytes
+        self._forget_queue(session)
+        for delivery in old.take():
+            if delivery.group is not None and self._redispatch(delivery, session, ended=ended):
+                continue
+            if not ended:
+                self._enqueue(session, delivery)
+
+    def _redispatch(self, delivery: Delivery, session: Session, *, ended: bool) -> bool:
+        group = delivery.group
+        assert group is not None
+        return self.deliver_shared(group, delivery.message, besides=session, only_connected=not ended)
+
+    def blocked(self, link: Link) -> None:
+        link.blocked = True
+
+    def unblocked(self, link: Link) -> None:
+        link.blocked = False
+        self.backlog_bytes -= link.backlog_bytes
+        link.backlog_bytes = 0
+        if link.outbox:
+            self.dirty.append(link)
+        session = link.session
+        if session is not None and session.link is link:
+            self.pump(session)
+            if session.replays is not None:
+                self.replaying.add(session)
+
+    # -- retained messages to new subscriptions --------------------------------------------------
+
+    def start_replay(self, session: Session, replay: Iterator[Delivery | None]) -> None:
+        if session.replays is None:
+            session.replays = deque()
+        session.replays.append(replay)
+        self.replaying.add(session)
+
+    def pump_replays(self) -> None:
+        """One step for each session that is being sent retained messages."""
+        for session in list(self.replaying):
+            self._replay_step(session)
+
+    def _replay_step(self, session: Session) -> None:
+        link = session.link
+        replays = session.replays
+        if link is None or replays is None:
+            self.replaying.discard(session)
+            return
+        for _ in range(REPLAY_STEP):
+            if link.blocked or session.queue is not None or session.outstanding >= session.window:
+                self.replaying.discard(session)  # goes on when the link or the window is free again
+                return
+            delivery = next(replays[0], _EXHAUSTED)
+            if delivery is _EXHAUSTED:
+                replays.popleft()
+                if not replays:
+                    session.replays = None
+                    self.replaying.discard(session)
+                    return
+            elif isinstance(delivery, Delivery):
+                self._transmit(session, link, delivery)
+
+    # -- the memory budget ------------------------------------------------------------------------
+
+    def relieve(self, excess_bytes: int) -> None:
+        """Free this much of the queues. While the budget is spent, blocked links get no more QoS 0;
+        here go the oldest regular messages of the longest queues, then priority ones (TB-13)."""
+        longest_first = sorted(self.queued_sessions, key=_queue_size, reverse=True)
+        for spare_priority in (True, False):
+            for session in longest_first:
+                queue = session.queue
+                while queue and excess_bytes > 0 and (queue.regular or not spare_priority):
+                    excess_bytes -= self._give_up(session, queue)
+                if excess_bytes <= 0:
+                    return
+
+    def _give_up(self, session: Session, queue: Queue) -> int:
+        size = queue.drop_oldest().message.size_bytes()
+        self.queued_bytes -= size
+        if not queue:
+            self._forget_queue(session)
+        session.dropped += 1
+        self.stats.dropped_memory += 1
+        return size
+
+    def _forget_queue(self, session: Session) -> None:
+        session.queue = None
+        self.queued_sessions.discard(session)
+
+
+_EXHAUSTED: Final = object()
+_MISSING: Final = Delivery(Message("", b""), 0, False)
+
+
+def _queue_size(session: Session) -> int:
+    return session.queue.size_bytes if session.queue is not None else 0
+
+
+def _queued(queue: Queue) -> Iterator[Delivery]:
+    yield from queue.priority
+    yield from queue.regular

@@ -1,0 +1,21 @@
+"""The tick's commit step: what promises safety leaves only after it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Journal(Protocol):
+    """Where acknowledged state is kept. A durable one calls back when the group is on disk."""
+
+    def commit(self, done: Callable[[], None]) -> None:
+        """Make everything recorded so far safe, then call `done` on the event loop's thread.
+
+        Called once a tick; commits complete in the order they were asked for.
+        """
+
+
+class MemoryJournal:
+    """Keeps nothing: state is as safe as the process, and a commit is done at once."""
+
+    def commit(self, done: Callable[[], None]) -> None:
+        done()

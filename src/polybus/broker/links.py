@@ -1,0 +1,119 @@
+"""A connection as the core sees it: an outbox, a way to encode, and an end.
+
+Protocols subclass `Link` in `polybus.session`. The core appends ready bytes to `outbox` and notes
+the link as dirty; at the end of the tick the link writes its outbox in one go.
+"""
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
+
+from polybus.broker.message import Delivery, Message
+
+if TYPE_CHECKING:
+    from polybus.broker.sessions import Session
+
+
+class EndCause(Enum):
+    """Why the broker ends a connection."""
+
+    TAKEN_OVER = auto()
+    SHUTTING_DOWN = auto()
+    KEEP_ALIVE_TIMEOUT = auto()
+    ADMINISTRATIVE = auto()
+
+
+class Encoding(Protocol):
+    """How a protocol variant writes a delivery.
+
+    A `shared` encoding gives the same bytes for every link that has it, so one result serves a
+    hundred subscribers; a private one (topic aliases, packet size limits) belongs to one link.
+    """
+
+    shared: bool
+
+    def frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
+        """The bytes before and after the packet id (QoS 0 has none: they are joined as they are).
+
+        None: this link cannot take the message.
+        """
+
+    def split(self, wire: bytes, topic: str, origin: str) -> list[Message]:
+        """The messages of a run that came in by this encoding."""
+
+
+class Port(Protocol):
+    """The transport below a link. asyncio's transports are ports as they are."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def writelines(self, data: list[bytes]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Link:
+    """Base of every protocol's connection. The core owns `outbox`, `held` and `blocked`."""
+
+    __slots__ = (
+        "backlog_bytes",
+        "blocked",
+        "bytes_in",
+        "bytes_out",
+        "encoding",
+        "held",
+        "messages_dropped",
+        "messages_in",
+        "messages_out",
+        "outbox",
+        "port",
+        "session",
+    )
+
+    def __init__(self, port: Port, encoding: Encoding) -> None:
+        self.port = port
+        self.encoding = encoding
+        self.session: Session | None = None
+        self.outbox: list[bytes] = []
+        self.held: list[bytes] = []
+        """Acknowledgements that wait for the tick's commit."""
+        self.blocked = False
+        """The transport takes no more for now."""
+        self.backlog_bytes = 0
+        """What the outbox holds while blocked."""
+        self.messages_in = self.bytes_in = 0
+        self.messages_out = self.bytes_out = self.messages_dropped = 0
+
+    def flush(self) -> None:
+        """Write the outbox in one go, unless the transport is full."""
+        outbox = self.outbox
+        if self.blocked or not outbox:
+            return
+        if len(outbox) == 1:
+            data = outbox[0]
+            self.bytes_out += len(data)
+            self.outbox = []
+            self.port.write(data)
+            return
+        size = sum(map(len, outbox))
+        self.bytes_out += size
+        self.outbox = []
+        # Large pieces are shared between subscribers: joining them would copy them for each.
+        if size > 16_384 * len(outbox):
+            self.port.writelines(outbox)
+        else:
+            self.port.write(b"".join(outbox))
+
+    def released(self, acknowledgements: list[bytes]) -> None:
+        """Told when acknowledgements that waited for the commit went to the outbox."""
+
+    def encode_again(self, packet_id: int, delivery: Delivery | None, now: float) -> bytes | None:
+        """A delivery sent before, for a client that came back; without delivery, its release."""
+        raise NotImplementedError
+
+    def end(self, cause: EndCause, text: str = "") -> None:
+        """Tell the peer, as its protocol says, and close."""
+        raise NotImplementedError

@@ -1,0 +1,201 @@
+"""Who wants what: the tree of subscriptions and the cache of delivery plans.
+
+A route is a topic name in use, found by its UTF-8 bytes, with the plan of who gets its messages.
+A plan is made when a message first needs it. A changed subscription drops the plans of just the
+routes its filter matches: an exact filter concerns one, a wildcard those found by walking the tree
+of cached names.
+"""
+
+from typing import Final
+
+import msgspec
+
+from polybus.broker.sessions import Session, Subscription
+from polybus.broker.shared import Choose, SharedGroup
+from polybus.broker.topics import check_topic_name
+from polybus.broker.tree import TopicTree
+
+MAX_ROUTES: Final = 100_000
+"""Cached topic names. Past it the oldest tenth makes room."""
+
+
+class Cohort(msgspec.Struct, gc=False):
+    """Sessions that get a message alike."""
+
+    qos: int
+    retain_as_published: bool
+    identifiers: tuple[int, ...]
+    sessions: list[Session]
+
+
+class Selective(msgspec.Struct, gc=False):
+    """A session with a no-local subscription: what it gets depends on who published."""
+
+    client_id: str
+    of_others: Cohort
+    of_its_own: Cohort | None
+
+
+class Plan(msgspec.Struct, gc=False):
+    cohorts: list[Cohort]
+    selective: list[Selective]
+    groups: list[SharedGroup]
+    plain: list[Session]
+    """Sessions of all cohorts without identifiers: at QoS 0 they get the same bytes."""
+    rest: list[Cohort]
+    """Cohorts with identifiers."""
+    is_plain: bool
+    """`plain` is everyone."""
+
+
+class Route:
+    """A topic name in use."""
+
+    __slots__ = ("bytes", "messages", "plan", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.plan: Plan | None = None
+        self.messages = 0
+        self.bytes = 0
+
+
+class Subscribers(msgspec.Struct):
+    """What hangs on one filter."""
+
+    members: dict[Session, Subscription]
+    groups: dict[str, SharedGroup] | None = None
+
+
+class Subscriptions:
+    """The single owner of subscriptions and routes."""
+
+    def __init__(self, strategy: str, choose: Choose, max_topic_levels: int) -> None:
+        self.strategy = strategy
+        self._choose = choose
+        self.max_topic_levels = max_topic_levels
+        self._filters: TopicTree[Subscribers] = TopicTree()
+        self._names: TopicTree[Route] = TopicTree()
+        self.routes: dict[bytes, Route] = {}
+        self.count = 0
+
+    def route(self, name: bytes) -> Route:
+        """The route of a topic name that `routes` does not have yet.
+
+        Raises UnicodeDecodeError or `InvalidTopic`.
+        """
+        topic = name.decode()
+        check_topic_name(topic, self.max_topic_levels)
+        if len(self.routes) >= MAX_ROUTES:
+            for old in list(self.routes)[: MAX_ROUTES // 10]:
+                self._names.remove(self.routes.pop(old).topic)
+        route = self.routes[name] = Route(topic)
+        self._names.put(topic, route)
+        return route
+
+    def route_of(self, topic: str) -> Route:
+        name = topic.encode()
+        return self.routes.get(name) or self.route(name)
+
+    def plan(self, route: Route) -> Plan:
+        plan = route.plan
+        if plan is None:
+            plan = route.plan = _make_plan(self._filters.match_name(route.topic))
+        return plan
+
+    def add(self, session: Session, topic_filter: str, subscription: Subscription) -> bool:
+        """Add or replace; True if it is new."""
+        subscribers = self._filters.get(subscription.path)
+        if subscribers is None:
+            subscribers = Subscribers({})
+            self._filters.put(subscription.path, subscribers)
+        if subscription.group is None:
+            subscribers.members[session] = subscription
+        else:
+            if subscribers.groups is None:
+                subscribers.groups = {}
+            group = subscribers.groups.get(subscription.group)
+            if group is None:
+                group = SharedGroup(subscription.group, subscription.path, self.strategy, self._choose)
+                subscribers.groups[subscription.group] = group
+            group.join(session, subscription)
+        is_new = topic_filter not in session.subscriptions
+        session.subscriptions[topic_filter] = subscription
+        self.count += is_new
+        self._forget_plans(subscription.path)
+        return is_new
+
+    def remove(self, session: Session, topic_filter: str) -> bool:
+        """False if there was no such subscription."""
+        subscription = session.subscriptions.pop(topic_filter, None)
+        if subscription is None:
+            return False
+        subscribers = self._filters.get(subscription.path)
+        assert subscribers is not None
+        if subscription.group is None:
+            del subscribers.members[session]
+        else:
+            assert subscribers.groups is not None
+            group = subscribers.groups[subscription.group]
+            group.leave(session)
+            if not group.members:
+                del subscribers.groups[subscription.group]
+        if not subscribers.members and not subscribers.groups:
+            self._filters.remove(subscription.path)
+        self.count -= 1
+        self._forget_plans(subscription.path)
+        return True
+
+    def _forget_plans(self, path: str) -> None:
+        if "+" not in path and "#" not in path:
+            route = self.routes.get(path.encode())
+            if route is not None:
+                route.plan = None
+            return
+        for found in self._names.match_filter(path):
+            if found is not None:
+                found.plan = None
+
+
+def _make_plan(matches: list[Subscribers]) -> Plan:
+    by_session: dict[Session, list[Subscription]] = {}
+    groups: list[SharedGroup] = []
+    for subscribers in matches:
+        for session, subscription in subscribers.members.items():
+            by_session.setdefault(session, []).append(subscription)
+        if subscribers.groups:
+            groups.extend(subscribers.groups.values())
+    cohorts: dict[tuple[int, bool, tuple[int, ...]], Cohort] = {}
+    selective: list[Selective] = []
+    for session, subscriptions in by_session.items():
+        key = _merge(subscriptions)
+        if any(s.no_local for s in subscriptions):
+            own = [s for s in subscriptions if not s.no_local]
+            of_its_own = Cohort(*_merge(own), [session]) if own else None
+            selective.append(Selective(session.client_id, Cohort(*key, [session]), of_its_own))
+            continue
+        cohort = cohorts.get(key)
+        if cohort is None:
+            cohort = cohorts[key] = Cohort(*key, [])
+        cohort.sessions.append(session)
+    rest = [c for c in cohorts.values() if c.identifiers]
+    return Plan(
+        cohorts=list(cohorts.values()),
+        selective=selective,
+        groups=groups,
+        plain=[s for c in cohorts.values() if not c.identifiers for s in c.sessions],
+        rest=rest,
+        is_plain=not (rest or selective or groups),
+    )
+
+
+def _merge(subscriptions: list[Subscription]) -> tuple[int, bool, tuple[int, ...]]:
+    """[MQTT-3.3.4-2] one copy at the highest QoS, with the identifiers of all that match."""
+    if len(subscriptions) == 1:
+        only = subscriptions[0]
+        return only.qos, only.retain_as_published, (only.identifier,) if only.identifier else ()
+    return (
+        max(s.qos for s in subscriptions),
+        any(s.retain_as_published for s in subscriptions),
+        tuple(s.identifier for s in subscriptions if s.identifier),
+    )

@@ -1,0 +1,259 @@
+"""Runs a core on one transport after the other: bytes, timers, and who waits for which answer.
+
+Each connection has a `_Connection` of its own, so that late news from an old transport cannot be
+taken for news from the new one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from polybus.client.core import Core
+from polybus.client.errors import BusClosed, ClientError, ConnectionFailed, ConnectionLost, OperationTimeout
+from polybus.client.events import Accepted, Completed, CoreEvent, Ended, Failed
+from polybus.client.transport import Receiver, Transport
+
+FLUSH_BYTES: Final = 64 * 1024
+"""So much output is written at once instead of at the end of the loop's turn."""
+
+Dial: TypeAlias = Callable[[Receiver], Awaitable[Transport]]
+
+
+class _Connection:
+    """The receiving end of one transport."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+        self.transport: Transport | None = None
+        self.outcome: asyncio.Future[Accepted | Ended] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.ended.done():
+            self._driver.data_received(data)
+
+    def writable_changed(self, is_writable: bool) -> None:
+        if not self.ended.done():
+            self._driver.writable_changed(is_writable)
+
+    def transport_closed(self, error: Exception | None) -> None:
+        self.end(Ended(ConnectionLost(str(error) if error else "the broker closed it")))
+
+    def end(self, ended: Ended) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ended)
+        if not self.outcome.done():
+            self.outcome.set_result(ended)
+
+
+class Driver:
+    """`on_batch` gets what one read brought and is not an answer to an operation."""
+
+    def __init__(
+        self, core: Core, dial: Dial, on_batch: Callable[[list[CoreEvent]], None], connect_timeout_s: float
+    ) -> None:
+        self._core = core
+        self._dial = dial
+        self._on_batch = on_batch
+        self._connect_timeout_s = connect_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._connection: _Connection | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._ready = asyncio.Event()  # connected, and the transport takes more; or closed for good
+        self._flush_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_paused = False
+        self._was_paused = False
+        self._closed_by: BusClosed | None = None
+
+    # --- connections ------------------------------------------------------------------------------
+
+    async def connect(self) -> Accepted | Ended:
+        """One attempt. Raises nothing that a broker or a network can bring about."""
+        self._connection = connection = _Connection(self)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection.transport = await self._dial(connection)
+                self._core.connect(now=self._loop.time())
+                self.flush()
+                outcome = await connection.outcome
+        except TimeoutError:
+            outcome = Ended(ConnectionFailed(f"no answer from the broker within {self._connect_timeout_s:g} s"))
+        except ConnectionFailed as error:
+            outcome = Ended(error)
+        except BaseException:
+            self.drop()
+            raise
+        if isinstance(outcome, Ended):
+            self.drop()
+        return outcome
+
+    async def wait_ended(self) -> Ended:
+        assert self._connection is not None
+        ended = await self._connection.ended
+        self.drop()
+        return ended
+
+    def drop(self) -> None:
+        """Let go of the connection without waiting for its end."""
+        self._ready.clear()
+        self._core.connection_lost()
+        self._stop_timer()
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.transport is not None:
+            connection.end(Ended(ConnectionLost("dropped")))
+            task = asyncio.create_task(connection.transport.close())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self, error: ClientError | None) -> None:
+        """For good. Whoever waits gets `error`, or `BusClosed` if the end was asked for."""
+        if self._closed_by is not None:
+            return
+        self._core.disconnect(now=self._loop.time())
+        self.flush()
+        self._closed_by = BusClosed(f"the bus ended: {error}" if error else "the bus is closed")
+        self._closed_by.__cause__ = error
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error or self._closed_by)
+        self.drop()
+        self._ready.set()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    def check_open(self) -> None:
+        """Raises `BusClosed`, with what ended the bus as its cause."""
+        if self._closed_by is not None:
+            raise BusClosed(*self._closed_by.args) from self._closed_by.__cause__
+
+    # --- operations -------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.is_set() and self._closed_by is None
+
+    async def until_ready(self, timeout_s: float, what: str) -> None:
+        """Wait for a connection that takes more. Raises `OperationTimeout`, `BusClosed`."""
+        self.check_open()
+        if not self._ready.is_set():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ready.wait()
+            except TimeoutError:
+                raise OperationTimeout(f"{what}: not connected within {timeout_s:g} s") from None
+            self.check_open()
+
+    async def until_complete(self, token: int, timeout_s: float, what: str) -> None:
+        """Wait for the answer to an operation. Raises its error, `OperationTimeout` or `BusClosed`."""
+        self.check_open()
+        future = self._waiting[token] = self._loop.create_future()
+        self.flush_soon()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            withdrawn = self._core.abandon(token)
+            outcome = "it was not sent" if withdrawn else "it was sent and may still take effect"
+            raise OperationTimeout(f"{what}: no answer within {timeout_s:g} s; {outcome}") from None
+        except asyncio.CancelledError:
+            self._core.abandon(token)
+            raise
+        finally:
+            self._waiting.pop(token, None)
+
+    # --- bytes and time ---------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._process(self._core.receive(data, now=self._loop.time()))
+
+    def writable_changed(self, is_writable: bool) -> None:
+        if is_writable and self._is_accepted():
+            self._ready.set()
+        else:
+            self._ready.clear()
+
+    def pause_reading(self) -> None:
+        self._is_paused = self._was_paused = True
+        if self._is_accepted():
+            self._transport_now().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if self._is_accepted():
+            self._transport_now().resume_reading()
+
+    def flush_soon(self) -> None:
+        """Write at the end of the loop's turn, together with what else comes up in it."""
+        if self._core.pending_output >= FLUSH_BYTES:
+            self.flush()
+        elif self._flush_handle is None:
+            self._flush_handle = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        if self._core.pending_output and self._connection is not None and self._connection.transport is not None:
+            self._connection.transport.write(self._core.take_output())
+
+    def _process(self, events: list[CoreEvent]) -> None:
+        connection = self._connection
+        assert connection is not None
+        news: list[CoreEvent] = []
+        for event in events:
+            match event:
+                case Completed(token):
+                    if (future := self._waiting.get(token)) is not None and not future.done():
+                        future.set_result(None)
+                case Failed(token, error):
+                    if (future := self._waiting.get(token)) is not None and not future.done():
+                        future.set_exception(error)
+                case Accepted():
+                    connection.outcome.set_result(event)
+                    self._ready.set()
+                    self._schedule_timer()
+                    if self._is_paused:
+                        self.pause_reading()
+                    news.append(event)
+                case Ended():
+                    self._ready.clear()
+                    connection.end(event)
+                case _:
+                    news.append(event)
+        if news:
+            self._on_batch(news)
+        self.flush()
+
+    def _is_accepted(self) -> bool:
+        connection = self._connection
+        return (
+            connection is not None
+            and connection.outcome.done()
+            and not connection.ended.done()
+            and connection.transport is not None
+        )
+
+    def _transport_now(self) -> Transport:
+        assert self._connection is not None
+        assert self._connection.transport is not None
+        return self._connection.transport
+
+    def _schedule_timer(self) -> None:
+        self._stop_timer()
+        deadline = self._core.deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        # After a pause the answer to the last ping may lie unread: that counts as "not reading" once.
+        is_reading = not self._was_paused
+        self._was_paused = self._is_paused
+        self._process(self._core.tick(now=self._loop.time(), is_reading=is_reading))
+        self._schedule_timer()

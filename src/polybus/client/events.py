@@ -1,0 +1,130 @@
+"""What a protocol core reports to the link that drives it, and what a bus tells its owner."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from polybus.client.errors import ClientError
+from polybus.client.message import Message
+
+# --- core -> link ---------------------------------------------------------------------------------
+
+
+class Receipt(NamedTuple):
+    """Names a received message of QoS 1 or 2 until it is acknowledged."""
+
+    serial: int
+    packet_id: int
+
+
+class Accepted(NamedTuple):
+    """The broker answered the connect with yes."""
+
+    session_present: bool
+    client_id: str
+    resent: int
+    renewed: tuple[str, ...]
+
+
+class Received(NamedTuple):
+    """`identifiers` are the subscriptions meant; empty where the protocol does not say."""
+
+    message: Message
+    receipt: Receipt | None
+    identifiers: tuple[int, ...]
+
+
+class Completed(NamedTuple):
+    token: int
+
+
+class Failed(NamedTuple):
+    """An operation was refused; the connection goes on."""
+
+    token: int
+    error: ClientError
+
+
+class RenewalRefused(NamedTuple):
+    """After a reconnect the broker no longer grants a subscription that it had granted before."""
+
+    error: ClientError
+
+
+class Ended(NamedTuple):
+    """The connection is over. `may_retry` is false where connecting again can only fail again."""
+
+    error: ClientError
+    may_retry: bool = True
+
+
+CoreEvent: TypeAlias = Accepted | Received | Completed | Failed | RenewalRefused | Ended
+
+
+# --- bus -> application ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connected:
+    """Connected, at first or again.
+
+    `resent` counts the unacknowledged publishes that were sent again, `renewed` names the
+    subscriptions that were made again because the broker had not kept the session.
+    """
+
+    client_id: str
+    session_present: bool
+    attempt: int = 1
+    resent: int = 0
+    renewed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection was lost."""
+
+    error: ClientError
+
+
+@dataclass(frozen=True)
+class Reconnecting:
+    """Attempt number `attempt` follows in `delay_s` seconds; `error` is what ended the last one."""
+
+    attempt: int
+    delay_s: float
+    error: ClientError
+
+
+@dataclass(frozen=True)
+class SubscriptionLost:
+    """A subscription could not be renewed after a reconnect."""
+
+    error: ClientError
+
+
+@dataclass(frozen=True)
+class MessagesDropped:
+    """`count` more messages were dropped: no room in the queue, or no subscription wanted them."""
+
+    topic_filters: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class HandlerFailed:
+    """A callback raised; the subscription goes on with the next message."""
+
+    topic_filters: tuple[str, ...]
+    message: Message
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The bus is over; `error` is None if its owner asked for that."""
+
+    error: ClientError | None = None
+
+
+BusEvent: TypeAlias = (
+    Connected | Disconnected | Reconnecting | SubscriptionLost | MessagesDropped | HandlerFailed | Closed
+)

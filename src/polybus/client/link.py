@@ -1,0 +1,83 @@
+"""Keeps a bus connected: the first connection, and every one after a loss."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from polybus.client.backoff import Backoff
+from polybus.client.driver import Driver
+from polybus.client.errors import ClientError
+from polybus.client.events import BusEvent, Closed, Disconnected, Ended, Reconnecting
+
+
+class Link:
+    """`emit` tells the application; `on_end` hears once that there will be no further connection."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        backoff: Backoff | None,
+        emit: Callable[[BusEvent], None],
+        on_end: Callable[[ClientError | None], None],
+    ) -> None:
+        self._driver = driver
+        self._backoff = backoff
+        self._emit = emit
+        self._on_end = on_end
+        self._supervisor: asyncio.Task[None] | None = None
+        self._has_ended = False
+        self.attempt = 1
+
+    async def open(self) -> None:
+        """Connect for the first time. Raises `ConnectionFailed` or `ConnectRefused`."""
+        outcome = await self._driver.connect()
+        if isinstance(outcome, Ended):
+            self._has_ended = True
+            await self._driver.close(outcome.error)
+            raise outcome.error
+        self._supervisor = asyncio.create_task(self._supervise(), name="polybus-link")
+
+    async def close(self) -> None:
+        """Say goodbye and end."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
+        await self._end(None)
+
+    async def _supervise(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.attempt = 0
+        ended: Ended | None = None
+        while ended is None:
+            connected_at = loop.time()
+            ended = await self._driver.wait_ended()
+            self._emit(Disconnected(ended.error))
+            if self._backoff is not None and loop.time() - connected_at >= self._backoff.stable_s:
+                self.attempt = 0
+            while ended is not None and self._may_try_again(ended):
+                ended = await self._try_again(ended)
+        await self._end(ended.error)
+
+    def _may_try_again(self, ended: Ended) -> bool:
+        if self._backoff is None or not ended.may_retry:
+            return False
+        return self._backoff.attempts is None or self.attempt < self._backoff.attempts
+
+    async def _try_again(self, ended: Ended) -> Ended | None:
+        """None: connected."""
+        assert self._backoff is not None
+        self.attempt += 1
+        delay_s = self._backoff.delay_s(self.attempt, random.random())
+        self._emit(Reconnecting(self.attempt, delay_s, ended.error))
+        await asyncio.sleep(delay_s)
+        outcome = await self._driver.connect()
+        return outcome if isinstance(outcome, Ended) else None
+
+    async def _end(self, error: ClientError | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        closing = asyncio.create_task(self._driver.close(error))
+        self._on_end(error)
+        await closing
+        self._emit(Closed(error))

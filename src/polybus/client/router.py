@@ -1,0 +1,174 @@
+"""Which of a bus's subscriptions gets which message."""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from polybus.broker.topics import parse_filter
+from polybus.client.events import BusEvent, MessagesDropped, Receipt, Received
+from polybus.client.message import SubscribeOptions
+from polybus.client.subscription import Subscription, Ticket
+
+MAX_LEVELS: Final = 0xFFFF
+MAX_CACHED_TOPICS: Final = 4096
+MAX_UNCLAIMED: Final = 1000
+UNCLAIMED_FOR_S: Final = 10.0
+_IDENTIFIER_BITS: Final = 0x1F_FFFF  # three bytes on the wire
+
+
+class Entry:
+    """A topic filter as the broker knows it: once, however many subscriptions share it."""
+
+    def __init__(self, options: SubscribeOptions) -> None:
+        self.options = options
+        self.levels = parse_filter(options.topic_filter, MAX_LEVELS).path.split("/")
+        self.subscriptions: list[Subscription] = []
+
+
+class Router:
+    """Routes by subscription identifier where the broker sends them, else by topic filter.
+
+    Without identifiers a broker that sends one copy per overlapping filter cannot be told from one
+    that sends one copy for all. Identifiers are made from the filter's text, so that messages which
+    a kept session still holds from an earlier process find their way too.
+    """
+
+    def __init__(self, acknowledge: Callable[[Receipt], None], emit: Callable[[BusEvent], None]) -> None:
+        self._acknowledge = acknowledge
+        self._emit = emit
+        self._entries: dict[str, Entry] = {}
+        self._by_identifier: dict[int, Entry] = {}
+        self._by_topic: dict[str, tuple[Subscription, ...]] = {}
+        self._unclaimed: deque[Received] = deque()
+        self._batch = 0
+        self._is_closed = False
+        self.keeps_unclaimed = False
+        """True after a connect that found a kept session: its messages come before anyone subscribes."""
+
+    def subscriptions(self) -> list[Subscription]:
+        found = [sub for entry in self._entries.values() for sub in entry.subscriptions]
+        return list(dict.fromkeys(found))
+
+    def add(self, subscription: Subscription) -> list[SubscribeOptions]:
+        """Returns what to ask the broker for."""
+        asked = []
+        for options in subscription.options:
+            entry = self._entries.get(options.topic_filter)
+            if entry is None:
+                identifier = self._free_identifier(options.topic_filter)
+                entry = Entry(msgspec.structs.replace(options, identifier=identifier))
+                self._entries[options.topic_filter] = self._by_identifier[identifier] = entry
+            else:
+                qos = max(options.qos, entry.options.qos)
+                identifier = entry.options.identifier
+                entry.options = msgspec.structs.replace(options, qos=qos, identifier=identifier)
+            entry.subscriptions.append(subscription)
+            asked.append(entry.options)
+        self._by_topic.clear()
+        self._offer_unclaimed()
+        return asked
+
+    def remove(self, subscription: Subscription) -> list[str]:
+        """Returns the filters that nobody wants any more."""
+        unwanted = []
+        for topic_filter in subscription.topic_filters:
+            entry = self._entries.get(topic_filter)
+            if entry is None or subscription not in entry.subscriptions:
+                continue
+            entry.subscriptions.remove(subscription)
+            if not entry.subscriptions:
+                del self._entries[topic_filter]
+                del self._by_identifier[entry.options.identifier]
+                unwanted.append(topic_filter)
+        self._by_topic.clear()
+        return unwanted
+
+    def begin_batch(self) -> None:
+        self._batch += 1
+
+    def close(self) -> None:
+        """From here on messages are neither taken nor acknowledged."""
+        self._is_closed = True
+        self._unclaimed.clear()
+
+    def deliver(self, received: Received) -> None:
+        if self._is_closed:
+            return
+        targets = self._targets(received)
+        if targets:
+            self._hand_over(received, targets)
+        elif self.keeps_unclaimed:
+            self._keep(received)
+        elif received.receipt is not None:
+            self._acknowledge(received.receipt)
+
+    def _hand_over(self, received: Received, targets: tuple[Subscription, ...]) -> None:
+        message, receipt, _ = received
+        ticket = None if receipt is None else Ticket(receipt, len(targets), self._acknowledge)
+        for subscription in targets:
+            subscription.offer(message, ticket, self._batch)
+
+    def _targets(self, received: Received) -> tuple[Subscription, ...]:
+        named = [self._by_identifier[n] for n in received.identifiers if n in self._by_identifier]
+        if named:
+            return tuple(dict.fromkeys(sub for entry in named for sub in entry.subscriptions))
+        topic = received.message.topic
+        targets = self._by_topic.get(topic)
+        if targets is None:
+            levels = topic.split("/")
+            matching = [entry for entry in self._entries.values() if match_filter(entry.levels, levels)]
+            targets = tuple(dict.fromkeys(sub for entry in matching for sub in entry.subscriptions))
+            if len(self._by_topic) >= MAX_CACHED_TOPICS:
+                self._by_topic.clear()
+            self._by_topic[topic] = targets
+        return targets
+
+    def _free_identifier(self, topic_filter: str) -> int:
+        identifier = zlib.crc32(topic_filter.encode()) & _IDENTIFIER_BITS or 1
+        while identifier in self._by_identifier:
+            identifier = identifier % _IDENTIFIER_BITS + 1
+        return identifier
+
+    # --- messages that come before their subscription ---------------------------------------------
+
+    def _keep(self, received: Received) -> None:
+        self._unclaimed.append(received)
+        if len(self._unclaimed) > MAX_UNCLAIMED:
+            self._give_up(self._unclaimed.popleft())
+        else:
+            asyncio.get_running_loop().call_later(UNCLAIMED_FOR_S, self._give_up_if_kept, received)
+
+    def _offer_unclaimed(self) -> None:
+        waiting, self._unclaimed = self._unclaimed, deque()
+        self.begin_batch()
+        for received in waiting:
+            targets = self._targets(received)
+            if targets:
+                self._hand_over(received, targets)
+            else:
+                self._unclaimed.append(received)
+
+    def _give_up_if_kept(self, received: Received) -> None:
+        if self._unclaimed and self._unclaimed[0] is received:
+            self._give_up(self._unclaimed.popleft())
+
+    def _give_up(self, received: Received) -> None:
+        if received.receipt is not None:
+            self._acknowledge(received.receipt)
+        self._emit(MessagesDropped((received.message.topic,), 1))
+
+
+def match_filter(filter_levels: list[str], topic_levels: list[str]) -> bool:
+    """[MQTT-4.7.2-1] A wildcard at the front does not match topics that begin with $."""
+    if topic_levels[0].startswith("$") and filter_levels[0] in ("+", "#"):
+        return False
+    for index, level in enumerate(filter_levels):
+        if level == "#":
+            return True
+        if index >= len(topic_levels) or (level != "+" and level != topic_levels[index]):
+            return False
+    return len(filter_levels) == len(topic_levels)

@@ -1,0 +1,266 @@
+"""The server: one broker, its listeners, its signals.
+
+Where the pure core meets the world: the loop's clock becomes `now`, `wake` becomes `call_soon`, the
+earliest deadline becomes a timer handle.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+import polybus
+from polybus.broker.broker import Broker
+from polybus.broker.links import Port
+from polybus.errors import ConfigError, PolybusError
+from polybus.net.connection import Connection, Peer
+from polybus.net.websocket import WebSocketConnection
+from polybus.ops import config as configuration
+from polybus.ops import logging as ops_logging
+from polybus.ops.access import build_access
+from polybus.ops.config import Config, Listener
+from polybus.ops.sys_topics import SysTopics
+from polybus.ops.tls import server_context
+from polybus.session.mqtt import MqttLink, MqttOptions
+
+log = logging.getLogger("polybus.net")
+
+HOUSEKEEPING_S = 1.0
+BACKLOG = 4096
+"""Connections the kernel may hold for us: hundreds of clients may come in the same instant (MQ-02)."""
+SPARE_CONNECTIONS = 64
+"""Sockets past the client limit that are kept just long enough to be refused with a reason."""
+
+
+def run(config: Config) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit code."""
+    ops_logging.configure(config.server.log_level, config.server.log_format, config.server.log_file)
+    try:
+        return uvloop.run(_serve(config))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _serve(config: Config) -> int:
+    server = Server(config)
+    await server.start()
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
+    print(f"Polybus {polybus.__version__} is ready", *server.urls, sep="\n  ", flush=True)
+    await stopped.wait()
+    print("Polybus is stopping", flush=True)
+    await server.stop()
+    return 0
+
+
+class Server:
+    """Everything between `start` and `stop`. Usable in tests without signals."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.loop = asyncio.get_running_loop()
+        self.broker = Broker(
+            config.limits,
+            wake=self._wake,
+            choose=secrets.randbelow,
+            access=build_access(config),
+            shared_strategy=config.mqtt.shared_strategy,
+            drop_oldest=config.mqtt.queue_full == "drop_oldest",
+            queue_qos0=config.mqtt.queue_qos0,
+        )
+        self.broker.now = self.loop.time()
+        self.broker.timers.on_earlier = self._arm
+        self.urls: list[str] = []
+        self._options = _mqtt_options(config)
+        self._servers: list[asyncio.Server] = []
+        self._sockets: list[Path] = []
+        self._connections: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._housekeeper: asyncio.TimerHandle | None = None
+        self._sys_topics = SysTopics(self.broker, self.loop.time())
+
+    async def start(self) -> None:
+        try:
+            for listener in self.config.listeners:
+                await self._listen(listener)
+        except BaseException:
+            await self._close_listeners()
+            raise
+        self._keep_house()
+        # What is alive by now stays alive: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+
+    async def stop(self) -> None:
+        """Stop listening, tell every client, flush, close."""
+        await self._close_listeners()
+        for handle in (self._timer, self._housekeeper):
+            if handle is not None:
+                handle.cancel()
+        self.broker.now = self.loop.time()
+        self.broker.stop()
+        deadline = self.loop.time() + 2.0
+        while self._connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+        log.info("stopped")
+
+    def reload(self) -> None:
+        """SIGHUP: take over what can be changed while running; on any error keep what runs."""
+        try:
+            new = configuration.reload(self.config)
+            access = build_access(new)
+        except PolybusError as error:
+            log.error("configuration not reloaded", extra={"fields": {"error": str(error)}})
+            return
+        for key in configuration.reloadable_difference(self.config, new):
+            log.warning("needs a restart", extra={"fields": {"key": key}})
+        ops_logging.configure(new.server.log_level, new.server.log_format, new.server.log_file)
+        self.broker.reconfigure(
+            new.limits,
+            access,
+            shared_strategy=new.mqtt.shared_strategy,
+            drop_oldest=new.mqtt.queue_full == "drop_oldest",
+            queue_qos0=new.mqtt.queue_qos0,
+        )
+        self._options = _mqtt_options(new)
+        self.config = new
+        log.info("configuration reloaded")
+
+    # -- Reception: what connections ask for -----------------------------------------------------
+
+    def admit(self, connection: Connection) -> bool:
+        if len(self._connections) >= self.config.limits.connections + SPARE_CONNECTIONS:
+            self.broker.stats.connections_refused += 1
+            return False
+        self._connections.add(connection)
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    def make_link(self, port: Port, peer: Peer, now: float) -> MqttLink:
+        return MqttLink(
+            self.broker,
+            port,
+            self._options,
+            _new_client_id,
+            peer=peer.address,
+            certificate_name=peer.certificate_name,
+            now=now,
+        )
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self.loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self.broker.tick(self.loop.time())
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(when, self._run_timers)
+
+    def _run_timers(self) -> None:
+        self.broker.run_timers(self.loop.time())
+        deadline = self.broker.timers.deadline()
+        if deadline is not None:
+            self._arm(deadline)
+
+    def _keep_house(self) -> None:
+        now = self.loop.time()
+        self.broker.housekeep(now)
+        self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)
+        self._housekeeper = self.loop.call_later(HOUSEKEEPING_S, self._keep_house)
+
+    # -- listeners -------------------------------------------------------------------------------
+
+    async def _listen(self, listener: Listener) -> None:
+        factory: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731 (replaced below)
+        if listener.is_websocket:
+            max_size = self.config.limits.packet_size_bytes + 1024
+            factory = lambda: WebSocketConnection(self, listener.path, max_size)  # noqa: E731
+        context = server_context(listener) if listener.is_encrypted else None
+        try:
+            if listener.kind == "unix":
+                path = Path(listener.path)
+                _remove_dead_socket(path)
+                server: asyncio.Server = await self.loop.create_unix_server(factory, str(path), backlog=BACKLOG)
+                os.chmod(path, 0o660)
+                self._sockets.append(path)
+            else:
+                server = await self.loop.create_server(
+                    factory, listener.host, listener.port, ssl=context, backlog=BACKLOG
+                )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listener.url}: {error.strerror or error};"
+                " choose another address or port, or stop what uses it"
+            ) from error
+        self._servers.append(server)
+        self.urls.append(_actual_url(listener, server))
+        log.info("listening", extra={"fields": {"url": self.urls[-1]}})
+
+    async def _close_listeners(self) -> None:
+        for server in self._servers:
+            server.close()
+        for path in self._sockets:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _mqtt_options(config: Config) -> MqttOptions:
+    return MqttOptions(
+        allow_zero_length_client_id=config.mqtt.allow_zero_length_client_id,
+        response_information=config.mqtt.response_information,
+        server_reference=config.mqtt.server_reference,
+    )
+
+
+def _new_client_id() -> str:
+    return f"polybus-{secrets.token_hex(8)}"
+
+
+def _actual_url(listener: Listener, server: asyncio.Server) -> str:
+    """The listener's address with the port the kernel chose where 0 was asked for."""
+    if listener.kind == "unix" or listener.port:
+        return listener.url
+    import msgspec
+
+    port = server.sockets[0].getsockname()[1]
+    return msgspec.structs.replace(listener, port=port).url
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """A socket file that nobody listens on any more would keep us from binding."""
+    import socket
+
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink()
+            return
+    raise ConfigError(f"{path} is in use by another process; choose another path, or stop it")
+
+
+if sys.platform == "win32":  # pragma: no cover
+    raise ImportError("Polybus needs a POSIX system")

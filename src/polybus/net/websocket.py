@@ -1,0 +1,101 @@
+"""MQTT over WebSocket: the frames of the `websockets` library's sans-I/O core, as a stream of bytes.
+
+[MQTT-6.0.0-1] only binary frames carry packets; [MQTT-6.0.0-2] packets and frames need not align;
+[MQTT-6.0.0-3] and [MQTT-6.0.0-4] the subprotocol is "mqtt" ("mqttv3.1" is taken from old clients).
+"""
+
+import asyncio
+import http
+from typing import Final
+
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from polybus.broker.links import Port
+from polybus.net.connection import Connection, Reception, StreamPort
+
+SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
+
+
+class WebSocketConnection(Connection):
+    __slots__ = ("_path", "_websocket")
+
+    def __init__(self, reception: Reception, path: str, max_size: int) -> None:
+        super().__init__(reception)
+        self._path = path
+        # No compression: payloads are small or already packed, and it costs memory per connection.
+        self._websocket = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=max_size)
+
+    def port(self, transport: asyncio.Transport) -> Port:
+        return WebSocketPort(transport, self._reception.loop, self._websocket)
+
+    def data_received(self, data: bytes) -> None:
+        self._websocket.receive_data(data)
+        for event in self._websocket.events_received():
+            if isinstance(event, Request):
+                self._answer_handshake(event)
+            elif isinstance(event, Frame):
+                self._take_frame(event)
+        self._send_pending()
+
+    def eof_received(self) -> None:
+        self._websocket.receive_eof()
+        self._send_pending()
+
+    def _answer_handshake(self, request: Request) -> None:
+        websocket = self._websocket
+        if request.path.partition("?")[0] != self._path:
+            text = f"MQTT is served at {self._path}\n"
+            websocket.send_response(websocket.reject(http.HTTPStatus.NOT_FOUND, text))
+        else:
+            websocket.send_response(websocket.accept(request))
+
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.BINARY, Opcode.CONT):
+            super().data_received(bytes(frame.data))
+        elif frame.opcode is Opcode.TEXT and self._websocket.state is State.OPEN:
+            self._websocket.fail(CloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames [MQTT-6.0.0-1]")
+
+    def _send_pending(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        for data in self._websocket.data_to_send():
+            if data:
+                transport.write(data)
+            else:  # the sans-I/O core's sign for: nothing more from our side
+                transport.close()
+                return
+        if self._websocket.close_expected():
+            transport.close()
+
+
+class WebSocketPort(StreamPort):
+    __slots__ = ("_raw_write", "_websocket")
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, websocket: ServerProtocol
+    ) -> None:
+        super().__init__(transport, loop)
+        self._websocket = websocket
+        self._raw_write = transport.write
+        self.write = self._write_frame
+        self.writelines = self._write_frames
+
+    def _write_frame(self, data: bytes) -> None:
+        if self._websocket.state is State.OPEN:
+            self._websocket.send_binary(data)
+            self._raw_write(b"".join(self._websocket.data_to_send()))
+
+    def _write_frames(self, data: list[bytes]) -> None:
+        for piece in data:
+            self._write_frame(piece)
+
+    def close(self) -> None:
+        if self._websocket.state is State.OPEN:
+            self._websocket.send_close(CloseCode.NORMAL_CLOSURE)
+            self._raw_write(b"".join(self._websocket.data_to_send()))
+        super().close()

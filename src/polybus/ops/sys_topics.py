@@ -1,0 +1,52 @@
+"""`$SYS` topics: the broker's own figures as retained messages, for any MQTT client to read."""
+
+import polybus
+from polybus.broker.broker import Broker
+from polybus.broker.message import Message
+
+
+class SysTopics:
+    """Publishes what changed since the last time."""
+
+    def __init__(self, broker: Broker, now: float) -> None:
+        self._broker = broker
+        self._started_at = now
+        self._due_at = now
+        self._published: dict[str, str] = {}
+
+    def publish(self, now: float, interval_s: float) -> None:
+        """Publish if the interval has passed; an interval of 0 publishes nothing."""
+        if not interval_s or now < self._due_at:
+            return
+        self._due_at = now + interval_s
+        for name, value in self._figures(now).items():
+            if self._published.get(name) != value:
+                self._published[name] = value
+                topic = f"$SYS/broker/{name}"
+                message = Message(topic, value.encode(), retain=True)
+                self._broker.publish(self._broker.subscriptions.route_of(topic), message)
+        self._broker.stir()
+
+    def _figures(self, now: float) -> dict[str, str]:
+        broker = self._broker
+        stats = broker.stats
+        links = [s.link for s in broker.registry.sessions.values() if s.link is not None]
+        dropped = stats.dropped_slow + stats.dropped_queue_full + stats.dropped_memory
+        figures: dict[str, object] = {
+            "version": f"polybus {polybus.__version__}",
+            "uptime": f"{int(now - self._started_at)} seconds",
+            "clients/connected": broker.registry.connected,
+            "clients/disconnected": len(broker.registry.sessions) - broker.registry.connected,
+            "clients/total": len(broker.registry.sessions),
+            "clients/expired": stats.sessions_expired,
+            "subscriptions/count": broker.subscriptions.count,
+            "retained messages/count": broker.retained.count,
+            "retained messages/bytes": broker.retained.size_bytes,
+            "publish/messages/received": stats.messages_received,
+            "publish/messages/sent": stats.messages_sent + sum(link.messages_out for link in links),
+            "publish/messages/dropped": dropped,
+            "bytes/received": stats.bytes_received,
+            "bytes/sent": stats.bytes_sent + sum(link.bytes_out for link in links),
+            "memory/budgeted bytes": broker.memory_bytes(),
+        }
+        return {name: str(value) for name, value in figures.items()}

@@ -1,0 +1,567 @@
+"""One MQTT connection: what each packet does, and how it ends.
+
+    NEW ──CONNECT──▶ AUTHENTICATING ──verdict──▶ CONNECTED ──DISCONNECT, error, end──▶ CLOSED
+
+Everything a packet may do wrong raises `PeerError`, which `fail` turns into the answer the standard
+prescribes and the close. Acknowledgements that promise safety go through `broker.hold`, which sends
+them after the tick's commit; everything else goes to the outbox at once.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, assert_never
+
+import msgspec
+
+from polybus.broker.access import Challenge, Credentials, Exchange, Verdict
+from polybus.broker.broker import Broker
+from polybus.broker.links import EndCause, Port
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
+from polybus.broker.sessions import Session, Subscription
+from polybus.broker.subscriptions import Route
+from polybus.broker.topics import InvalidTopic, parse_filter
+from polybus.errors import PeerError
+from polybus.session.mqtt.connecting import RETURN_CODES, agree
+from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
+from polybus.session.mqtt.options import MqttOptions
+from polybus.session.mqtt.reader import MqttReader, State
+from polybus.wire.mqtt.codec import encode
+from polybus.wire.mqtt.packets import (
+    NO_PROPERTIES,
+    SUBACK_FAILURE_V311,
+    V5,
+    V31,
+    Auth,
+    ConnAck,
+    Connect,
+    ConnectReturnCode,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    Properties,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    ReasonCode,
+    SubAck,
+    Subscribe,
+    SubscriptionRequest,
+    UnsubAck,
+    Unsubscribe,
+)
+
+log = logging.getLogger("polybus.mqtt")
+
+END_REASONS: Final = {
+    EndCause.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
+    EndCause.SHUTTING_DOWN: ReasonCode.SERVER_SHUTTING_DOWN,
+    EndCause.KEEP_ALIVE_TIMEOUT: ReasonCode.KEEP_ALIVE_TIMEOUT,
+    EndCause.ADMINISTRATIVE: ReasonCode.ADMINISTRATIVE_ACTION,
+}
+
+PINGRESP: Final = encode(PingResp(), V5)
+
+
+class MqttLink(MqttReader):
+    __slots__ = (
+        "_aliases",
+        "_connect",
+        "_exchange",
+        "_handle",
+        "_keep_alive_s",
+        "_max_packet_size",
+        "_method",
+        "_new_client_id",
+        "_options",
+        "_says_why",
+        "certificate_name",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        port: Port,
+        options: MqttOptions,
+        new_client_id: Callable[[], str],
+        *,
+        peer: str = "",
+        certificate_name: str | None = None,
+        now: float,
+    ) -> None:
+        super().__init__(broker, port, now=now)
+        self.peer = peer
+        self.certificate_name = certificate_name
+        self._options = options
+        self._new_client_id = new_client_id
+        self._connect: Connect | None = None
+        self._exchange: Exchange | None = None
+        self._method: str | None = None
+        """The authentication method both sides are bound to."""
+        self._keep_alive_s = 0
+        self._max_packet_size: int | None = None
+        self._says_why = True
+        """The client wants reason strings (Request Problem Information)."""
+        self._aliases: dict[int, Route] | None = None
+        self._handle = broker.timers.schedule(now + broker.limits.connect_timeout_s, self)
+
+    def handle(self, packet: Packet) -> None:
+        if self.state == State.NEW:
+            if not isinstance(packet, Connect):
+                raise PeerError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT", "MQTT-3.1.0-1")
+            self._on_connect(packet)
+        elif self.state == State.AUTHENTICATING:
+            self._on_packet_while_authenticating(packet)
+        else:
+            assert self.session is not None
+            self._on_packet(packet, self.session)
+
+    def _on_packet(self, packet: Packet, session: Session) -> None:
+        match packet:
+            case Publish():
+                self._on_publish(packet, session)
+            case PubAck():
+                self.broker.dispatcher.acknowledge(session, packet.packet_id)
+            case PubRec():
+                self._on_pubrec(packet, session)
+            case PubRel():
+                self._on_pubrel(packet, session)
+            case PubComp():
+                self.broker.dispatcher.complete(session, packet.packet_id)
+            case Subscribe():
+                self._on_subscribe(packet, session)
+            case Unsubscribe():
+                self._on_unsubscribe(packet, session)
+            case PingReq():
+                self._reply_bytes(PINGRESP)
+            case Disconnect():
+                self._on_disconnect(packet, session)
+            case Auth():
+                self._on_reauthenticate(packet)
+            case Connect():
+                raise PeerError(ReasonCode.PROTOCOL_ERROR, "a second CONNECT", "MQTT-3.1.0-2")
+            case ConnAck() | SubAck() | UnsubAck() | PingResp():
+                raise PeerError(ReasonCode.PROTOCOL_ERROR, "a packet only servers send")
+            case _:
+                assert_never(packet)
+
+    # -- connecting -------------------------------------------------------------------------
+
+    def _on_connect(self, connect: Connect) -> None:
+        self._connect = connect
+        self.version = connect.version
+        properties = connect.properties
+        self._max_packet_size = properties.maximum_packet_size
+        self._says_why = properties.request_problem_information != 0
+        self.client_id = self._checked_client_id(connect)
+        if self.broker.registry.connected >= self.broker.limits.connections:
+            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker takes no more connections")
+        if not self.broker.registry.has_room_for(self.client_id):
+            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker keeps no more sessions")
+        method = properties.authentication_method
+        if method is not None:
+            self._begin_exchange(method, properties.authentication_data)
+            return
+        authenticator = self.broker.access.authenticator
+        if authenticator is None:
+            self._accept(Verdict(allowed=True, user=connect.user_name))
+            return
+        credentials = Credentials(
+            self.client_id, connect.user_name, connect.password, self.peer, self.certificate_name
+        )
+        self.state = State.AUTHENTICATING
+        self.pause()
+        authenticator.authenticate(credentials, self._on_verdict)
+
+    def _checked_client_id(self, connect: Connect) -> str:
+        if connect.client_id:
+            return connect.client_id
+        if not self._options.allow_zero_length_client_id or connect.version == V31:
+            raise PeerError(
+                ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client id is required here", "MQTT-3.1.3-8"
+            )
+        if connect.version < V5 and not connect.clean_start:
+            raise PeerError(
+                ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a kept session needs a client id", "MQTT-3.1.3-8"
+            )
+        return self._new_client_id()
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        """The answer of the authenticator, which may come at any time later."""
+        if self.state != State.AUTHENTICATING:
+            return
+        try:
+            self._judge(verdict)
+        except PeerError as error:
+            self.fail(error)
+        self.resume(self.broker.now)
+
+    def _judge(self, verdict: Verdict) -> None:
+        if verdict.allowed:
+            self._accept(verdict)
+            return
+        reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD if verdict.bad_credentials else ReasonCode.NOT_AUTHORIZED
+        raise PeerError(reason, verdict.reason or "not authorized")
+
+    def _accept(self, verdict: Verdict) -> None:
+        broker = self.broker
+        connect = self._connect
+        assert connect is not None
+        self._connect = None  # it may hold a password
+        agreement = agree(connect, self.client_id, broker.limits, self._options)
+        self.user = verdict.user
+        if broker.access.authorizer is not None:
+            self.permissions = {}
+        will = agreement.will
+        if will is not None and not self.may_publish(will.message.topic):
+            raise PeerError(ReasonCode.NOT_AUTHORIZED, "the will's topic is not allowed")
+        self._keep_alive_s = agreement.keep_alive_s
+        if connect.version == V5:
+            private = agreement.max_aliases or agreement.max_packet_size
+            self.encoding = (
+                PrivateEncoding(self, agreement.max_aliases, agreement.max_packet_size) if private else MQTT_5
+            )
+        self.state = State.CONNECTED
+        session, present = broker.open(
+            self,
+            self.client_id,
+            clean_start=connect.clean_start,
+            expiry_s=agreement.expiry_s,
+            will=will,
+            window=agreement.window,
+        )
+        properties = agreement.properties
+        if self._method is not None:
+            properties = msgspec.structs.replace(
+                properties, authentication_method=self._method, authentication_data=verdict.data
+            )
+        self._reply(ConnAck(0, present, properties))  # [MQTT-3.2.0-1] before anything that waited
+        broker.dispatcher.pump(session)
+        session.user = verdict.user
+        broker.stats.connections_accepted += 1
+        self._reschedule(broker.now)
+        log.info(
+            "client connected",
+            extra={"fields": {"client_id": self.client_id, "peer": self.peer, "version": self.version}},
+        )
+
+    # -- enhanced authentication (5.0 section 4.12) -------------------------------------------------
+
+    def _begin_exchange(self, method: str, data: bytes | None) -> None:
+        known = self.broker.access.methods.get(method)
+        if known is None:
+            raise PeerError(
+                ReasonCode.BAD_AUTHENTICATION_METHOD, f"unknown authentication method {method[:80]!r}",
+                "MQTT-4.12.0-1",
+            )  # fmt: skip
+        self._exchange = known.begin(self.client_id)
+        self.state = State.AUTHENTICATING
+        self._step(method, data)
+
+    def _on_packet_while_authenticating(self, packet: Packet) -> None:
+        match packet:
+            case Auth(reason_code=ReasonCode.CONTINUE_AUTHENTICATION) if self._connect is not None:
+                self._check_method(packet, self._connect.properties.authentication_method)
+                self._step(packet.properties.authentication_method or "", packet.properties.authentication_data)
+            case Disconnect():
+                self._close("disconnected while authenticating", publish_will=False)
+            case _:
+                raise PeerError(
+                    ReasonCode.PROTOCOL_ERROR, "only AUTH or DISCONNECT may follow now", "MQTT-3.1.2-30"
+                )
+
+    def _step(self, method: str, data: bytes | None) -> None:
+        assert self._exchange is not None
+        answer = self._exchange.step(data)
+        if isinstance(answer, Challenge):
+            properties = Properties(authentication_method=method, authentication_data=answer.data)
+            self._reply(Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties))
+            return
+        self._exchange = None
+        if self.state == State.AUTHENTICATING:
+            self._method = method
+            self._judge(answer)
+        elif answer.allowed:
+            properties = Properties(authentication_method=method, authentication_data=answer.data)
+            self._reply(Auth(ReasonCode.SUCCESS, properties))
+        else:
+            raise PeerError(ReasonCode.NOT_AUTHORIZED, answer.reason or "not authorized")
+
+    def _on_reauthenticate(self, packet: Auth) -> None:
+        if self._method is None:
+            raise PeerError(
+                ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication method in CONNECT", "MQTT-4.12.1-1"
+            )
+        self._check_method(packet, self._method)
+        if packet.reason_code == ReasonCode.RE_AUTHENTICATE:
+            self._exchange = self.broker.access.methods[self._method].begin(self.client_id)
+        elif packet.reason_code != ReasonCode.CONTINUE_AUTHENTICATION or self._exchange is None:
+            raise PeerError(ReasonCode.PROTOCOL_ERROR, "no authentication is under way")
+        self._step(self._method, packet.properties.authentication_data)
+
+    def _check_method(self, packet: Auth, method: str | None) -> None:
+        if packet.properties.authentication_method != method:
+            raise PeerError(ReasonCode.PROTOCOL_ERROR, "the authentication method changed", "MQTT-4.12.0-5")
+
+    # -- publishing ---------------------------------------------------------------------------------
+
+    def _on_publish(self, packet: Publish, session: Session) -> None:
+        self.messages_in += 1
+        if packet.qos:
+            self._check_quota(session)
+        route = self._route_of(packet)
+        if packet.qos == 2 and session.received is not None and packet.packet_id in session.received:
+            self._acknowledge(PubRec(packet.packet_id))  # [MQTT-4.3.3-10] again, but not published again
+            return
+        if not self.may_publish(route.topic):
+            self._refuse_publish(packet, ReasonCode.NOT_AUTHORIZED)
+            return
+        broker = self.broker
+        said = packet.properties
+        expires_at = None if said.message_expiry_s is None else broker.now + said.message_expiry_s
+        properties = NO_MESSAGE_PROPERTIES if said is NO_PROPERTIES else message_properties(said)
+        broker.publish(
+            route,
+            Message(
+                route.topic, packet.payload, packet.qos, packet.retain, False, expires_at, properties,
+                self.client_id,
+            ),
+        )  # fmt: skip
+        if packet.qos == 1:
+            self.unacknowledged += 1
+            self._acknowledge(PubAck(packet.packet_id))
+        elif packet.qos == 2:
+            if session.received is None:
+                session.received = set()
+            session.received.add(packet.packet_id)
+            self._acknowledge(PubRec(packet.packet_id))
+        self.spend(1)
+
+    def _check_quota(self, session: Session) -> None:
+        if self.version != V5:
+            return
+        received = len(session.received) if session.received is not None else 0
+        if self.unacknowledged + received >= self.broker.limits.receive_maximum:
+            raise PeerError(
+                ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more unacknowledged publishes than allowed",
+                "MQTT-3.3.4-7",
+            )  # fmt: skip
+
+    def _route_of(self, packet: Publish) -> Route:
+        alias = packet.properties.topic_alias
+        if alias is None:
+            name = packet.topic.encode()
+            return self.broker.routes.get(name) or self.new_route(name)
+        if alias > self.broker.limits.topic_alias_maximum:
+            raise PeerError(ReasonCode.TOPIC_ALIAS_INVALID, "topic alias too high", "MQTT-3.3.2-9")
+        if self._aliases is None:
+            self._aliases = {}
+        if packet.topic:
+            name = packet.topic.encode()
+            route = self._aliases[alias] = self.broker.routes.get(name) or self.new_route(name)
+            return route
+        known = self._aliases.get(alias)
+        if known is None:
+            raise PeerError(ReasonCode.PROTOCOL_ERROR, f"topic alias {alias} was never set", "MQTT-3.3.2-7")
+        # The route may have left the cache since: look it up again by its name.
+        return self.broker.subscriptions.route_of(known.topic)
+
+    def _refuse_publish(self, packet: Publish, reason: ReasonCode) -> None:
+        """5.0 says why; 3.1.1 has no way to, and acknowledges what it throws away [MQTT-3.3.5-2]."""
+        code = reason if self.version == V5 else ReasonCode.SUCCESS
+        if packet.qos == 1:
+            self._acknowledge(PubAck(packet.packet_id, code))
+        elif packet.qos == 2:
+            self._acknowledge(PubRec(packet.packet_id, code))
+
+    def _on_pubrel(self, packet: PubRel, session: Session) -> None:
+        known = session.received is not None and packet.packet_id in session.received
+        if known:
+            assert session.received is not None
+            session.received.discard(packet.packet_id)
+        code = ReasonCode.SUCCESS if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        self._acknowledge(PubComp(packet.packet_id, code))
+
+    def _on_pubrec(self, packet: PubRec, session: Session) -> None:
+        dispatcher = self.broker.dispatcher
+        if packet.reason_code >= 0x80:
+            dispatcher.refuse(session, packet.packet_id)
+        elif dispatcher.receive(session, packet.packet_id):
+            self._reply(PubRel(packet.packet_id))
+        else:
+            self._reply(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    # -- subscribing ----------------------------------------------------------------------------------
+
+    def _on_subscribe(self, packet: Subscribe, session: Session) -> None:
+        identifiers = packet.properties.subscription_identifiers
+        identifier = identifiers[0] if identifiers else 0
+        codes = [self._subscribe(session, request, identifier) for request in packet.requests]
+        if self.version != V5:
+            codes = [code if code < 0x80 else SUBACK_FAILURE_V311 for code in codes]
+        self._acknowledge(SubAck(packet.packet_id, tuple(codes)))
+
+    def _subscribe(self, session: Session, request: SubscriptionRequest, identifier: int) -> int:
+        broker = self.broker
+        topic_filter = request.topic_filter
+        try:
+            path, group = parse_filter(topic_filter, broker.limits.topic_levels)
+        except InvalidTopic as error:
+            if self.version != V5:  # 3.1.1 section 3.8.3.1: a filter that breaks the rules ends it
+                raise PeerError(ReasonCode.TOPIC_FILTER_INVALID, str(error), "MQTT-4.7.1-1") from error
+            return ReasonCode.TOPIC_FILTER_INVALID
+        authorizer = broker.access.authorizer
+        if authorizer is not None and not authorizer.may_subscribe(self.user, self.client_id, path):
+            fields = {"client_id": self.client_id, "filter": topic_filter}
+            log.warning("subscribe not authorized", extra={"fields": fields})
+            return ReasonCode.NOT_AUTHORIZED
+        is_new = topic_filter not in session.subscriptions
+        if is_new and len(session.subscriptions) >= broker.limits.subscriptions_per_session:
+            return ReasonCode.QUOTA_EXCEEDED
+        subscription = Subscription(
+            path, group, request.qos, request.no_local, request.retain_as_published, identifier
+        )
+        broker.subscribe(session, topic_filter, subscription, retain_handling=request.retain_handling)
+        return request.qos
+
+    def _on_unsubscribe(self, packet: Unsubscribe, session: Session) -> None:
+        codes = [
+            ReasonCode.SUCCESS
+            if self.broker.unsubscribe(session, topic_filter)
+            else ReasonCode.NO_SUBSCRIPTION_EXISTED
+            for topic_filter in packet.topic_filters
+        ]
+        self._acknowledge(UnsubAck(packet.packet_id, tuple(codes) if self.version == V5 else ()))
+
+    # -- replies -----------------------------------------------------------------------------------------
+
+    def _acknowledge(self, packet: Packet) -> None:
+        """Reply once everything that came before is safe."""
+        self.broker.hold(self, encode(packet, self.version))
+
+    def released(self, acknowledgements: list[bytes]) -> None:
+        if self.unacknowledged:
+            pubacks = [a for a in acknowledgements if a[0] == 0x40]
+            self.unacknowledged = max(0, self.unacknowledged - len(pubacks))
+
+    def _reply(self, packet: Packet) -> None:
+        self._reply_bytes(encode(packet, self.version))
+
+    def _reply_bytes(self, frame: bytes) -> None:
+        self.broker.dispatcher.push(self, frame)
+        if self.backlog_bytes > self.broker.limits.outbox_bytes_per_connection and self.is_reading:
+            self.pause()  # it sends and never reads: it is read again when its replies are gone
+
+    def encode_again(self, packet_id: int, delivery: Delivery | None, now: float) -> bytes | None:
+        if delivery is None:
+            return encode(PubRel(packet_id), self.version)
+        return encode_duplicate(delivery, packet_id, self.version, self._max_packet_size, now)
+
+    # -- the transport ------------------------------------------------------------------------------------
+
+    def on_blocked(self) -> None:
+        self.broker.dispatcher.blocked(self)
+
+    def on_unblocked(self, now: float) -> None:
+        self.broker.dispatcher.unblocked(self)
+        if not self.is_reading and self.state == State.CONNECTED:
+            self.resume(now)
+        self.broker.stir()
+
+    def on_closed(self, now: float) -> None:
+        """The transport is gone."""
+        self.broker.now = now
+        self._close("connection lost", publish_will=True)
+
+    def on_timer(self, now: float) -> None:
+        """Time to CONNECT, then keep alive. The one timer entry follows `last_seen` when it fires."""
+        if self.state == State.CLOSED:
+            return
+        if self.state != State.CONNECTED:
+            log.info("no CONNECT in time", extra={"fields": {"peer": self.peer}})
+            self._close("no CONNECT in time", publish_will=False)
+        elif self.last_seen + 1.5 * self._keep_alive_s <= now:
+            self.end(EndCause.KEEP_ALIVE_TIMEOUT)  # [MQTT-3.1.2-22]
+        else:
+            self._reschedule(now)
+
+    def _reschedule(self, now: float) -> None:
+        self.broker.timers.cancel(self._handle)
+        if self._keep_alive_s:
+            self._handle = self.broker.timers.schedule(self.last_seen + 1.5 * self._keep_alive_s, self)
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def _on_disconnect(self, packet: Disconnect, session: Session) -> None:
+        wanted_s = packet.properties.session_expiry_s
+        if wanted_s is not None:
+            if not session.expiry_s and wanted_s:
+                raise PeerError(
+                    ReasonCode.PROTOCOL_ERROR, "a session expiry of 0 cannot be changed", "MQTT-3.14.2-2"
+                )
+            session.expiry_s = float(min(wanted_s, self.broker.limits.session_expiry_s))
+        log.info("client disconnected", extra={"fields": {"client_id": self.client_id}})
+        self._close("disconnected", publish_will=packet.reason_code != ReasonCode.SUCCESS)
+
+    def end(self, cause: EndCause, text: str = "") -> None:
+        if self.state == State.CLOSED:
+            return
+        reason = END_REASONS[cause]
+        fields = {"client_id": self.client_id, "reason": reason.name.lower()}
+        log.info("connection ended by the broker", extra={"fields": fields})
+        if self.state == State.CONNECTED and self.version == V5:
+            reference = self._options.server_reference if cause is EndCause.SHUTTING_DOWN else ""
+            self._last_word(Disconnect(reason, Properties(server_reference=reference or None)))
+        self._close(reason.name, publish_will=True)
+
+    def fail(self, error: PeerError) -> None:
+        if self.state == State.CLOSED:
+            return
+        fields = {"client_id": self.client_id, "peer": self.peer, "error": str(error)}
+        log.warning("protocol violation" if error.rule else "connection refused", extra={"fields": fields})
+        why = error.text if self._says_why else None
+        if self.state == State.CONNECTED:
+            if self.version == V5:
+                self._last_word(Disconnect(error.reason_code, Properties(reason_string=why)))
+        else:
+            self._refuse(error, why)
+        self._close(error.text, publish_will=True)
+
+    def _refuse(self, error: PeerError, why: str | None) -> None:
+        """A CONNECT that is not accepted. Before one could be read there is nobody to answer."""
+        self.broker.stats.connections_refused += 1
+        code = error.reason_code
+        if not self.is_greeted and code != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+            return
+        if self.version == V5:
+            reference = self._options.server_reference if code == ReasonCode.QUOTA_EXCEEDED else ""
+            properties = Properties(reason_string=why, server_reference=reference or None)
+            self._last_word(ConnAck(code, False, properties))
+        elif (return_code := RETURN_CODES.get(ReasonCode(code))) is not None:
+            self._last_word(ConnAck(ConnectReturnCode(return_code)))
+
+    def _last_word(self, packet: ConnAck | Disconnect) -> None:
+        frame = encode(packet, self.version)
+        if self._max_packet_size is not None and len(frame) > self._max_packet_size:
+            packet = msgspec.structs.replace(packet, properties=NO_PROPERTIES)
+            frame = encode(packet, self.version)
+        if self.blocked:  # a peer that does not read gets no more than this
+            self.outbox.clear()
+            self.blocked = False
+        self.outbox.append(frame)
+
+    def _close(self, why: str, *, publish_will: bool) -> None:
+        if self.state == State.CLOSED:
+            return
+        self.state = State.CLOSED
+        self._connect = None
+        self._exchange = None
+        self.forget_parts()
+        broker = self.broker
+        broker.timers.cancel(self._handle)
+        self.flush()
+        broker.close(self, publish_will=publish_will)
+        self.port.close()
