@@ -1,6 +1,7 @@
 """Starting the brokers under test, each on a free port of 127.0.0.1, and ending them by process id."""
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import socket
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench import loadgen
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
@@ -47,6 +50,10 @@ class Broker:
         """The same as the load generator's --watch wants it."""
         return ",".join(map(str, self.pids()))
 
+    def memory_bytes(self) -> int:
+        """Anonymous memory, pages shared between the broker's processes counted once."""
+        return sum(anonymous_bytes(pid) for pid in self.pids())
+
 
 def process_tree(root: int) -> list[int]:
     """`root` and all its descendants, from /proc."""
@@ -58,6 +65,24 @@ def process_tree(root: int) -> list[int]:
     return found
 
 
+def anonymous_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Pss_Anon":
+            return int(rest.split()[0]) * 1024
+    raise BrokerError("this kernel does not tell Pss_Anon in /proc/PID/smaps_rollup (needs Linux 5.9)")
+
+
+def version(name: str) -> str:
+    """What the broker calls itself."""
+    if name == "polybus":
+        return importlib.metadata.version("polybus")
+    if name == "mosquitto":
+        help_text = subprocess.run([mosquitto(), "-h"], capture_output=True, text=True, check=False).stdout
+        return help_text.split("\n", 1)[0].removeprefix("mosquitto version ")
+    return ""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -65,13 +90,17 @@ def free_port() -> int:
         return port
 
 
-def mosquitto_command(port: int, folder: Path) -> list[str]:
+def mosquitto() -> str:
     program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         raise BrokerError("mosquitto is not installed (Debian: apt install mosquitto)")
+    return program
+
+
+def mosquitto_command(port: int, folder: Path) -> list[str]:
     config = folder / "mosquitto.conf"
     config.write_text(MOSQUITTO_CONFIG.format(port=port))
-    return [program, "-c", str(config)]
+    return [mosquitto(), "-c", str(config)]
 
 
 def polybus_command(port: int, folder: Path) -> list[str]:
@@ -81,9 +110,17 @@ def polybus_command(port: int, folder: Path) -> list[str]:
     return [*program, "serve", "--mqtt-port", str(port), "--log-level", "warn"]
 
 
+def idle_peer(mode: str) -> Callable[[int, Path], list[str]]:
+    """A peer that does next to nothing, see `loadgen/peer.cpp`: it shows what the generator can do."""
+    return lambda port, folder: loadgen.arguments("peer", {"port": port, "mode": mode})
+
+
 COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
     "mosquitto": mosquitto_command,
     "polybus": polybus_command,
+    "relay": idle_peer("relay"),
+    "discard": idle_peer("discard"),
+    "blast": idle_peer("blast"),
 }
 
 

@@ -4,15 +4,20 @@ It shares the machine with the broker it measures, so it must use little of it; 
 Python. `run` starts it for one measurement and gives back what it printed.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build"
+TIMEOUT_S = 60
 FLAGS = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror"]
+
+Sample = Mapping[str, float]
 
 
 class LoadgenError(Exception):
@@ -30,27 +35,49 @@ def build() -> Path:
     if compiler is None:
         raise LoadgenError("g++ is needed to compile the load generator (Debian: apt install g++)")
     BUILD.mkdir(exist_ok=True)
-    for old in BUILD.glob("loadgen-*"):
-        old.unlink()
     unfinished = program.with_suffix(".new")
     command = [compiler, *FLAGS, *map(str, sources), "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LoadgenError(f"the load generator does not compile:\n{done.stderr}")
     unfinished.rename(program)
+    for old in BUILD.glob("loadgen-*"):
+        if old != program:
+            old.unlink()
     return program
 
 
-def run(command: str, *, timeout_s: float = 60, **options: object) -> dict[str, float]:
-    """One measurement: `run("throughput", port=1883, qos=1)`; raises LoadgenError with the reason."""
-    arguments = [str(build()), command]
+def arguments(command: str, options: Mapping[str, float | str]) -> list[str]:
+    words = [str(build()), command]
     for name, value in options.items():
-        arguments += [f"--{name}", str(value)]
+        words += [f"--{name}", str(value)]
+    return words
+
+
+def run(command: str, **options: float | str) -> Sample:
+    """One measurement: `run("throughput", port=1883, qos=1)`; raises LoadgenError with the reason."""
+    words = arguments(command, options)
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=timeout_s)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise LoadgenError(f"no result after {timeout_s:.0f} s: {' '.join(arguments[1:])}") from None
+        raise LoadgenError(f"no result after {TIMEOUT_S} s: {' '.join(words[1:])}") from None
     if done.returncode != 0:
-        raise LoadgenError(f"{done.stderr.strip()} ({' '.join(arguments[1:])})")
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
+        raise LoadgenError(f"{done.stderr.strip()} ({' '.join(words[1:])})")
+    sample: Sample = json.loads(done.stdout)
+    return sample
+
+
+@contextlib.contextmanager
+def holding(**options: float | str) -> Iterator[None]:
+    """Idle connections, as `loadgen hold` makes them, for as long as the block lasts."""
+    words = arguments("hold", options)
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline():
+                raise LoadgenError(f"the broker did not take all of them: {' '.join(words[1:])}")
+            yield
+        finally:
+            process.stdin.close()

@@ -14,3 +14,7 @@ struct Command {
 };
 
 Command throughput_command();
+Command latency_command();
+Command connects_command();
+Command hold_command();
+Command peer_command();

@@ -5,13 +5,13 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <functional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -213,32 +213,38 @@ private:
     bool is_closed_ = false;
 };
 
-// Connects, subscribes if there are filters, waits for the answers, and leaves the socket non-blocking.
+// Writes and waits for `answers` packets of one type. For the time before the clock runs.
+inline void request(Connection& connection, const wire::Bytes& bytes, wire::Type type, std::size_t answers) {
+    constexpr int PATIENCE_MS = 20'000;
+    connection.write(bytes);
+    while (answers > 0) {
+        pollfd ready{connection.fd(), static_cast<short>(connection.is_blocked() ? POLLIN | POLLOUT : POLLIN), 0};
+        if (poll(&ready, 1, PATIENCE_MS) == 0) throw std::runtime_error("the broker did not answer within 20 s");
+        connection.flush();
+        connection.receive([&](const wire::Packet& packet) {
+            if (packet.type != type)
+                throw std::runtime_error("unexpected answer of type " + std::to_string(packet.type));
+            if (type == wire::CONNACK && packet.body[1] != 0)
+                throw std::runtime_error("CONNECT refused with code " + std::to_string(packet.body[1]));
+            if (type == wire::SUBACK)
+                for (const std::uint8_t code : packet.body.subspan(2))
+                    if (code > 2) throw std::runtime_error("SUBSCRIBE refused");
+            --answers;
+        });
+        if (connection.is_closed()) throw std::runtime_error("the broker closed a connection");
+    }
+}
+
+// A connection that has its CONNACK and, if it asked for a filter, its SUBACK.
 inline Connection open_session(std::uint16_t port, const std::string& client_id,
                                const std::vector<std::string>& filters = {}, std::uint8_t qos = 0) {
     Fd fd = tcp_socket(true);
     const sockaddr_in address = loopback(port);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) fail("connect");
-    const timeval patience{20, 0};
-    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-
+    set_blocking(fd.get(), false);
     Connection connection(std::move(fd));
-    connection.write(wire::connect(client_id));
-    if (!filters.empty()) connection.write(wire::subscribe(1, filters, qos));
-    for (int answers = filters.empty() ? 1 : 2; answers > 0;) {
-        const double asked_at = monotonic_s();
-        connection.receive([&](const wire::Packet& packet) {
-            if (packet.type == wire::CONNACK && packet.body[1] != 0)
-                throw std::runtime_error("CONNECT refused with code " + std::to_string(packet.body[1]));
-            if (packet.type == wire::SUBACK)
-                for (const std::uint8_t code : packet.body.subspan(2))
-                    if (code != qos) throw std::runtime_error("SUBSCRIBE granted " + std::to_string(code));
-            if (packet.type == wire::CONNACK || packet.type == wire::SUBACK) --answers;
-        });
-        if (connection.is_closed()) throw std::runtime_error("broker closed the connection of " + client_id);
-        if (monotonic_s() - asked_at > 19) throw std::runtime_error("broker did not answer " + client_id);
-    }
-    set_blocking(connection.fd(), false);
+    request(connection, wire::connect(client_id), wire::CONNACK, 1);
+    if (!filters.empty()) request(connection, wire::subscribe(1, filters, qos), wire::SUBACK, 1);
     return connection;
 }
 

@@ -1,10 +1,10 @@
 // Closed-loop throughput: publishers keep a bounded number of messages on their way, subscribers check
 // and count every one.
 //
-// A payload begins with the publisher's index (4 bytes) and a sequence number (8 bytes) and ends with a
-// marker, so that loss, duplicates and disorder are seen. "On its way" is what a publisher has sent less
-// what arrived, averaged over its subscribers: no broker has reason to drop a QoS 0 message. At QoS 1 and
-// 2 a publisher has in addition at most `window` messages without final acknowledgement.
+// Every payload carries its publisher and a sequence number, so that loss, duplicates and disorder are
+// seen. "On its way" is what a publisher has sent less what arrived, averaged over its subscribers: no
+// broker has reason to drop a QoS 0 message. At QoS 1 and 2 a publisher has in addition at most `window`
+// messages without final acknowledgement.
 //
 // One thread does it all. A broker of one thread thus has the other core of a two-core machine to itself.
 
@@ -13,15 +13,14 @@
 
 #include "commands.hpp"
 #include "net.hpp"
+#include "stamp.hpp"
 
 namespace {
 
-using wire::Bytes;
 using wire::Packet;
 
-constexpr std::uint8_t MARKER = 0xA5;
-constexpr std::size_t MIN_PAYLOAD_BYTES = 13;
 constexpr std::uint16_t PACKET_IDS = 4096;  // a publisher uses the ids 1 to this, around and around
+constexpr std::size_t BURST = 64;           // packets that a publisher writes before reads get their turn
 constexpr double DRAIN_S = 10;
 
 enum class Pattern { FAN, PAIRS };  // FAN: everybody to everybody. PAIRS: publisher i to subscriber i.
@@ -33,7 +32,7 @@ struct Plan {
     Pattern pattern;
     std::uint8_t qos;
     std::size_t payload_bytes;
-    std::size_t batch;
+    std::size_t batch;  // packets a write
     std::size_t window;
     std::size_t outstanding;
     double warmup_s;
@@ -43,16 +42,10 @@ struct Plan {
     std::size_t copies() const { return pattern == Pattern::PAIRS ? 1 : subscribers; }
 };
 
-std::string topic_of(std::size_t publisher) {
-    char text[32];
-    std::snprintf(text, sizeof text, "bench/t/%04zu", publisher);
-    return text;
-}
-
 // Which filter a subscriber takes: one exact topic, or all of them when there are several publishers.
 std::string filter_of(const Plan& plan, std::size_t subscriber) {
-    if (plan.pattern == Pattern::PAIRS) return topic_of(subscriber);
-    return plan.publishers == 1 ? topic_of(0) : "bench/t/+";
+    if (plan.pattern == Pattern::PAIRS) return stamp::topic_of(subscriber);
+    return plan.publishers == 1 ? stamp::topic_of(0) : "bench/t/+";
 }
 
 class Publisher {
@@ -60,45 +53,24 @@ public:
     Publisher(const Plan& plan, std::size_t index)
         : connection(net::open_session(plan.port, "bench-pub-" + std::to_string(index))),
           qos_(plan.qos),
-          in_use_(plan.qos > 0 ? PACKET_IDS + 1 : 0) {
-        Bytes payload(plan.payload_bytes, 'x');
-        const auto number = static_cast<std::uint32_t>(index);
-        std::memcpy(payload.data(), &number, sizeof number);
-        payload.back() = MARKER;
-        const Bytes packet = wire::publish(topic_of(index), payload, plan.qos);
-        packet_bytes_ = packet.size();
-        sequence_at_ = packet_bytes_ - plan.payload_bytes + sizeof number;
-        packet_id_at_ = packet_bytes_ - plan.payload_bytes - 2;
-        for (std::size_t i = 0; i < plan.batch; ++i) wire::append(batch_, packet);
-    }
+          batch_(index, plan.payload_bytes, plan.qos, plan.batch),
+          in_use_(plan.qos > 0 ? PACKET_IDS + 1 : 0) {}
 
-    // How many messages it may send now.
+    // How many messages it may send before reads get their turn.
     std::size_t room(const Plan& plan) const {
         if (connection.is_blocked()) return 0;
-        std::size_t free = plan.batch;
+        std::size_t free = std::max(plan.batch, BURST);
         if (plan.subscribers > 0) {
             const std::size_t on_the_way = sent - std::min(sent, delivered / plan.copies());
             free = std::min(free, plan.outstanding - std::min(plan.outstanding, on_the_way));
         }
-        if (qos_ == 0) return free == plan.batch ? free : 0;  // only whole batches
+        if (qos_ == 0) return free - free % plan.batch;  // only whole batches
         return std::min(free, plan.window - (sent - acknowledged));
     }
 
-    // Sends `count` messages in one write; fewer if a packet id has not been given back yet.
-    void publish(std::size_t count) {
-        std::size_t made = 0;
-        for (; made < count; ++made) {
-            std::uint8_t* packet = batch_.data() + made * packet_bytes_;
-            if (qos_ > 0) {
-                if (in_use_[next_id_]) break;
-                in_use_[next_id_] = true;
-                wire::store_u16(packet + packet_id_at_, next_id_);
-                next_id_ = next_id_ == PACKET_IDS ? std::uint16_t{1} : static_cast<std::uint16_t>(next_id_ + 1);
-            }
-            const std::uint64_t sequence = sent++;
-            std::memcpy(packet + sequence_at_, &sequence, sizeof sequence);
-        }
-        connection.write({batch_.data(), made * packet_bytes_});
+    void publish(const Plan& plan, std::size_t count) {
+        for (; count > 0 && !connection.is_blocked(); count -= std::min(count, plan.batch))
+            write(std::min(count, plan.batch));
     }
 
     void receive() {
@@ -123,11 +95,23 @@ public:
     std::size_t delivered = 0;  // all subscribers together
 
 private:
+    // Sends `count` messages in one write; fewer if a packet id has not been given back yet.
+    void write(std::size_t count) {
+        std::size_t made = 0;
+        for (; made < count; ++made) {
+            if (qos_ > 0) {
+                if (in_use_[next_id_]) break;
+                in_use_[next_id_] = true;
+                batch_.set_packet_id(made, next_id_);
+                next_id_ = next_id_ == PACKET_IDS ? std::uint16_t{1} : static_cast<std::uint16_t>(next_id_ + 1);
+            }
+            batch_.set_number(made, sent++);
+        }
+        connection.write(batch_.first(made));
+    }
+
     std::uint8_t qos_;
-    Bytes batch_;
-    std::size_t packet_bytes_ = 0;
-    std::size_t sequence_at_ = 0;
-    std::size_t packet_id_at_ = 0;
+    stamp::Batch batch_;
     std::uint16_t next_id_ = 1;
     std::vector<bool> in_use_;
 };
@@ -139,7 +123,9 @@ public:
                                        {filter_of(plan, index)}, plan.qos)),
           qos_(plan.qos),
           payload_bytes_(plan.payload_bytes),
-          expected_(plan.publishers) {}
+          expected_(std::max<std::size_t>(plan.publishers, 1)) {
+        if (plan.publishers == 0) connection.write(wire::pingreq());  // what `peer --mode blast` waits for
+    }
 
     void receive(std::vector<Publisher>& publishers) {
         connection.receive([&](const Packet& packet) {
@@ -161,12 +147,8 @@ public:
 private:
     void take(const Packet& packet, std::vector<Publisher>& publishers) {
         const wire::PublishView message = wire::view_publish(packet);
-        std::uint32_t publisher = 0;
-        std::uint64_t sequence = 0;
-        if (packet.qos() != qos_ || message.payload.size() != payload_bytes_ || message.payload.back() != MARKER)
-            throw std::runtime_error("a message was not delivered as it was sent");
-        std::memcpy(&publisher, message.payload.data(), sizeof publisher);
-        std::memcpy(&sequence, message.payload.data() + sizeof publisher, sizeof sequence);
+        if (packet.qos() != qos_) throw std::runtime_error("a message was not delivered at its QoS");
+        const auto [publisher, sequence] = stamp::read(message.payload, payload_bytes_);
         if (publisher >= expected_.size()) throw std::runtime_error("a message names no known publisher");
         if (sequence != expected_[publisher]) ++disordered;
         expected_[publisher] = sequence + 1;
@@ -243,14 +225,14 @@ private:
         }
     }
 
-    // Lets each publisher write once; true if one of them could write again at once.
+    // Lets each publisher write; true if one of them could go on at once.
     bool publish() {
         bool may_go_on = false;
         for (std::size_t i = 0; i < publishers_.size(); ++i) {
             Publisher& publisher = publishers_[i];
             const std::size_t count = publisher.room(plan_);
             if (count == 0) continue;
-            publisher.publish(count);
+            publisher.publish(plan_, count);
             if (publisher.connection.is_blocked()) await_writable(PUBLISHER + i);
             may_go_on = may_go_on || publisher.room(plan_) > 0;
         }
@@ -317,7 +299,7 @@ void run_throughput(const Options& options) {
               .seconds = options.number("seconds"),
               .watch = options.list("watch")};
     if (plan.qos > 2) throw std::invalid_argument("--qos must be 0, 1 or 2");
-    if (plan.payload_bytes < MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 13");
+    if (plan.payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 13");
     if (plan.batch == 0 || plan.outstanding < plan.batch)
         throw std::invalid_argument("--outstanding must be at least --batch, and that at least 1");
     if (plan.window == 0 || plan.window >= PACKET_IDS) throw std::invalid_argument("--window must be 1 to 4095");

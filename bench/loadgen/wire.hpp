@@ -93,16 +93,6 @@ inline void append(Bytes& out, std::span<const std::uint8_t> bytes) {
     out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-inline void append_u16(Bytes& out, std::size_t value) {
-    out.push_back(static_cast<std::uint8_t>(value >> 8));
-    out.push_back(static_cast<std::uint8_t>(value));
-}
-
-inline void append_string(Bytes& out, std::string_view text) {
-    append_u16(out, text.size());
-    out.insert(out.end(), text.begin(), text.end());
-}
-
 // PUBACK, PUBREC, PUBREL, PUBCOMP: four bytes, whatever the handshake.
 inline void append_ack(Bytes& out, Type type, std::uint16_t packet_id) {
     const std::uint8_t flags = type == PUBREL ? 2 : 0;
@@ -112,45 +102,12 @@ inline void append_ack(Bytes& out, Type type, std::uint16_t packet_id) {
     append(out, ack);
 }
 
-inline Bytes frame(std::uint8_t first, const Bytes& body) {
-    Bytes out{first};
-    for (std::size_t rest = body.size();;) {
-        const auto digit = static_cast<std::uint8_t>(rest & 0x7f);
-        rest >>= 7;
-        out.push_back(rest ? digit | 0x80 : digit);
-        if (!rest) break;
-    }
-    append(out, body);
-    return out;
-}
-
-inline Bytes connect(std::string_view client_id, std::uint16_t keep_alive_s = 300) {
-    Bytes body;
-    append_string(body, "MQTT");
-    body.push_back(4);     // protocol level 3.1.1
-    body.push_back(0x02);  // clean session
-    append_u16(body, keep_alive_s);
-    append_string(body, client_id);
-    return frame(CONNECT << 4, body);
-}
-
-inline Bytes subscribe(std::uint16_t packet_id, const std::vector<std::string>& filters, std::uint8_t qos) {
-    Bytes body;
-    append_u16(body, packet_id);
-    for (const auto& filter : filters) {
-        append_string(body, filter);
-        body.push_back(qos);
-    }
-    return frame(SUBSCRIBE << 4 | 2, body);
-}
-
-inline Bytes publish(std::string_view topic, const Bytes& payload, std::uint8_t qos, bool retain = false,
-                     std::uint16_t packet_id = 1) {
-    Bytes body;
-    append_string(body, topic);
-    if (qos > 0) append_u16(body, packet_id);
-    append(body, payload);
-    return frame(static_cast<std::uint8_t>(PUBLISH << 4 | qos << 1 | (retain ? 1 : 0)), body);
-}
+// Builders, for the time before the clock runs.
+Bytes connect(std::string_view client_id, std::uint16_t keep_alive_s = 300);
+Bytes subscribe(std::uint16_t packet_id, const std::vector<std::string>& filters, std::uint8_t qos);
+Bytes publish(std::string_view topic, const Bytes& payload, std::uint8_t qos, bool retain = false,
+              std::uint16_t packet_id = 1);
+Bytes pingreq();
+Bytes disconnect();
 
 }  // namespace wire

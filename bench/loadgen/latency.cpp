@@ -1,0 +1,104 @@
+// Open-loop latency: one publisher sends at a fixed rate whatever comes back; the time of sending travels
+// in the payload, and one subscriber takes the difference.
+
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "commands.hpp"
+#include "net.hpp"
+#include "stamp.hpp"
+
+namespace {
+
+net::Fd ticking(double rate) {
+    net::Fd timer{timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)};
+    if (timer.get() < 0) net::fail("timerfd_create");
+    const auto period_ns = static_cast<long>(1e9 / rate);
+    const timespec period{period_ns / 1'000'000'000, period_ns % 1'000'000'000};
+    const itimerspec schedule{period, period};
+    if (timerfd_settime(timer.get(), 0, &schedule, nullptr) < 0) net::fail("timerfd_settime");
+    return timer;
+}
+
+double percentile(const std::vector<double>& sorted, double share) {
+    const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sorted.size())));
+    return sorted[std::max<std::size_t>(rank, 1) - 1];
+}
+
+void run_latency(const Options& options) {
+    enum Tag : std::uint64_t { TIMER, PUBLISHER, SUBSCRIBER };
+    const std::size_t payload_bytes = options.count("payload");
+    const double rate = options.number("rate");
+    if (payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 13");
+    if (rate < 1) throw std::invalid_argument("--rate must be at least 1");
+
+    auto subscriber = net::open_session(options.port(), "bench-sub", {stamp::topic_of(0)});
+    auto publisher = net::open_session(options.port(), "bench-pub");
+    stamp::Batch message(0, payload_bytes, 0, 1);
+    const net::Fd timer = ticking(rate);
+    net::Epoll epoll;
+    epoll.add(timer.get(), EPOLLIN, TIMER);
+    epoll.add(publisher.fd(), EPOLLIN, PUBLISHER);
+    epoll.add(subscriber.fd(), EPOLLIN, SUBSCRIBER);
+
+    const auto watched = options.list("watch");
+    const double count_from_s = net::monotonic_s() + options.number("warmup");
+    const double end_s = count_from_s + options.number("seconds");
+    const auto count_from_ns = static_cast<std::uint64_t>(count_from_s * 1e9);
+    std::vector<double> microseconds;
+    std::size_t sent = 0;
+    std::size_t received = 0;
+    std::size_t late = 0;  // ticks that this program, not the broker, slept through
+    const double cpu_before_s = net::cpu_s(watched);
+
+    const auto tick = [&] {
+        std::uint64_t due = 0;
+        if (read(timer.get(), &due, sizeof due) != sizeof due) return;
+        late += due - 1;
+        for (; due > 0; --due, ++sent) {
+            message.set_number(0, static_cast<std::uint64_t>(net::monotonic_ns()));
+            publisher.write(message.first(1));
+        }
+    };
+    const auto take = [&](const wire::Packet& packet) {
+        const auto now_ns = static_cast<std::uint64_t>(net::monotonic_ns());
+        const auto [_, sent_ns] = stamp::read(wire::view_publish(packet).payload, payload_bytes);
+        ++received;
+        if (sent_ns >= count_from_ns) microseconds.push_back(static_cast<double>(now_ns - sent_ns) / 1000);
+    };
+    for (double now = net::monotonic_s(); now < end_s || received < sent; now = net::monotonic_s()) {
+        if (now > end_s + 5) break;
+        epoll.wait(10, [&](std::uint64_t tag, std::uint32_t) {
+            if (tag == TIMER && now < end_s) tick();
+            if (tag == SUBSCRIBER) subscriber.receive(take);
+            if (tag == PUBLISHER) publisher.receive([](const wire::Packet&) {});
+            if (subscriber.is_closed() || publisher.is_closed())
+                throw std::runtime_error("the broker closed a connection");
+        });
+    }
+    if (microseconds.empty()) throw std::runtime_error("nothing was delivered");
+
+    std::sort(microseconds.begin(), microseconds.end());
+    std::printf(
+        "{\"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, \"max_us\": %.1f, "
+        "\"count\": %zu, \"missing\": %zu, \"late\": %zu, \"watched_cpu_s\": %.6f}\n",
+        percentile(microseconds, 0.5), percentile(microseconds, 0.9), percentile(microseconds, 0.99),
+        percentile(microseconds, 0.999), microseconds.back(), microseconds.size(), sent - received, late,
+        net::cpu_s(watched) - cpu_before_s);
+}
+
+}  // namespace
+
+Command latency_command() {
+    return {"latency",
+            "microseconds from write to read, one publisher to one subscriber, at a fixed rate",
+            {PORT,
+             {"payload", "64", "bytes"},
+             {"rate", "1000", "messages per second"},
+             {"warmup", "1", "seconds before counting"},
+             {"seconds", "4", "seconds of counting"},
+             WATCH},
+            run_latency};
+}

@@ -1,0 +1,218 @@
+"""Rows of results, as a table on the terminal, in Markdown and in JSON."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.loadgen import Sample
+from bench.scenarios import Metric
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure for every contender; the first is the base of the ratio, the last the candidate."""
+
+    name: str
+    metric: Metric
+    samples: dict[str, list[Sample]]
+    ceiling: Sample | None = None
+
+    def values(self, label: str) -> list[float]:
+        return [sample[self.metric.key] for sample in self.samples.get(label, [])]
+
+    def median(self, label: str) -> float | None:
+        values = self.values(label)
+        return statistics.median(values) if values else None
+
+    def ratio(self, base: str, candidate: str) -> float | None:
+        below, above = self.median(base), self.median(candidate)
+        return above / below if below and above is not None and base != candidate else None
+
+    def verdict(self, base: str, candidate: str) -> str:
+        value = self.median(candidate)
+        if self.metric.aim is None or value is None:
+            return NOTHING
+        is_met = self.metric.aim.is_met(self.median(base) if base != candidate else None, value)
+        return NOTHING if is_met is None else "met" if is_met else "NOT MET"
+
+    def faults(self) -> list[str]:
+        """Messages that were lost or came in another order: such a figure is not to be trusted."""
+        found = []
+        for label, samples in self.samples.items():
+            for key in ("missing", "disordered"):
+                count = sum(sample.get(key, 0) for sample in samples)
+                if count:
+                    found.append(f"{self.name}, {label}: {count:,.0f} messages {key}")
+        return found
+
+
+@dataclass
+class Report:
+    contenders: Sequence[str]
+    versions: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    idle_rows: list[Row] = field(default_factory=list)
+    ceilings: list[tuple[str, str, float]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        return [*self.failures, *(fault for row in [*self.rows, *self.idle_rows] for fault in row.faults())]
+
+    def grids(self) -> list["Grid"]:
+        grids = []
+        if self.rows:
+            grids.append(main_grid(self.rows, self.contenders))
+        if self.idle_rows:
+            grids.append(idle_grid(self.idle_rows))
+        if self.ceilings:
+            cells = [[name, meaning, short(rate)] for name, meaning, rate in self.ceilings]
+            grids.append(Grid("The generator alone", ["sink", "what", "msg/s"], cells))
+        return grids
+
+    def markdown(self) -> str:
+        title = " and ".join(f"{name} {version}".strip() for name, version in self.versions.items())
+        parts = [
+            f"# {title}",
+            f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        ]
+        parts += [grid.markdown() for grid in self.grids()]
+        parts += [f"- {note}" for note in self.notes()]
+        return "\n\n".join(parts) + "\n"
+
+    def json(self) -> str:
+        rows = [
+            {
+                "name": row.name,
+                "key": row.metric.key,
+                "unit": row.metric.unit,
+                "aim": row.metric.aim.text if row.metric.aim else None,
+                "median": {label: row.median(label) for label in row.samples},
+                "samples": row.samples,
+                "ceiling": row.ceiling,
+            }
+            for row in [*self.rows, *self.idle_rows]
+        ]
+        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
+        whole = {
+            "versions": self.versions,
+            "machine": machine,
+            "rows": rows,
+            "sink": [{"name": name, "rate": rate} for name, _, rate in self.ceilings],
+            "notes": self.notes(),
+        }
+        return json.dumps(whole, indent=1, ensure_ascii=False)
+
+    def save(self, folder: Path, stem: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{stem}.json").write_text(self.json())
+        page = folder / f"{stem}.md"
+        page.write_text(self.markdown())
+        return page
+
+
+@dataclass(frozen=True)
+class Grid:
+    title: str
+    columns: list[str]
+    cells: list[list[str]]
+
+    def rich(self) -> Table:
+        table = Table(title=self.title, title_justify="left", pad_edge=False)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
+        for line in self.cells:
+            table.add_row(*(colour(cell) for cell in line))
+        return table
+
+    def markdown(self) -> str:
+        rule = ["---", *["---:" for _ in self.columns[1:]]]
+        lines = [self.columns, rule, *self.cells]
+        return f"## {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main_grid(rows: Sequence[Row], contenders: Sequence[str]) -> Grid:
+    base, candidate = contenders[0], contenders[-1]
+    columns = [
+        "scenario",
+        *contenders,
+        "ratio",
+        "aim",
+        "",
+        "relay",
+        *(f"CPU {name}" for name in contenders),
+        "generator",
+    ]
+    cells = []
+    for row in rows:
+        ratio = row.ratio(base, candidate)
+        cells.append(
+            [
+                row.name,
+                *(figure(row, label) for label in contenders),
+                NOTHING if ratio is None else f"{ratio:.2f}×",
+                row.metric.aim.text if row.metric.aim else NOTHING,
+                row.verdict(base, candidate),
+                short(row.ceiling[row.metric.key]) if row.ceiling else NOTHING,
+                *(cpu_us(row.samples.get(label, [])) for label in contenders),
+                " / ".join(busy(row.samples.get(label, [])) for label in contenders),
+            ]
+        )
+    return Grid(f"{candidate} beside {base}" if base != candidate else base, columns, cells)
+
+
+def idle_grid(rows: Sequence[Row]) -> Grid:
+    cells = []
+    for row in rows:
+        ratio = row.ratio("bare", "loaded")
+        shown = NOTHING if ratio is None else f"{ratio:.2f}×"
+        aim = row.metric.aim.text if row.metric.aim else NOTHING
+        verdict = row.verdict("bare", "loaded")
+        cpu = [cpu_us(row.samples.get(label, [])) for label in ("bare", "loaded")]
+        cells.append([row.name, figure(row, "bare"), figure(row, "loaded"), shown, aim, verdict, *cpu])
+    columns = ["scenario", "bare", "loaded", "ratio", "aim", "", "CPU bare", "CPU loaded"]
+    return Grid("The same broker with 100,000 idle subscriptions and 100,000 retained messages", columns, cells)
+
+
+def figure(row: Row, label: str) -> str:
+    """Median and half the range, in per cent of it."""
+    median, values = row.median(label), row.values(label)
+    if median is None:
+        return NOTHING
+    spread = f" ±{(max(values) - min(values)) / 2 / median:.0%}" if len(values) > 1 and median else ""
+    return f"{short(median)}{spread}"
+
+
+def short(value: float) -> str:
+    """1234567 → 1.23 M, 12345 → 12.3 k, 123.4 → 123."""
+    for factor, letter in ((1e6, " M"), (1e3, " k")):
+        if abs(value) >= factor:
+            return (
+                f"{value / factor:.3g}{letter}"
+                if abs(value) < 100 * factor
+                else f"{value / factor:.0f}{letter}"
+            )
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def cpu_us(samples: Sequence[Sample]) -> str:
+    """The broker's CPU microseconds per delivery: the same as seconds per million."""
+    used = [sample["watched_cpu_s"] / sample["count"] * 1e6 for sample in samples if sample.get("count")]
+    return f"{statistics.median(used):.3g} µs" if used else NOTHING
+
+
+def busy(samples: Sequence[Sample]) -> str:
+    """The generator's share of a core. Near 100 % it may be the bottleneck."""
+    shares = [s["generator_cpu_s"] / s["seconds"] for s in samples if "generator_cpu_s" in s]
+    return f"{statistics.median(shares):.0%}" if shares else NOTHING
+
+
+def colour(cell: str) -> str:
+    return {"met": "[green]met", "NOT MET": "[red]NOT MET"}.get(cell, cell)
