@@ -101,7 +101,9 @@ def parse_address(url: str, tls: Tls | ssl.SSLContext | None = None) -> Address:
     password = None if parts.password is None else unquote(parts.password)
     if scheme.is_unix:
         if not parts.path:
-            raise UsageError(f"address {url!r}: name the socket's file, for example mqtt+unix:///run/polybus.sock")
+            raise UsageError(
+                f"address {url!r}: name the socket's file, for example mqtt+unix:///run/polybus.sock"
+            )
         return Address(scheme, path=unquote(parts.path), user_name=user_name, password=password)
     if not parts.hostname:
         raise UsageError(f"address {url!r}: the host is missing, for example {parts.scheme}://127.0.0.1")

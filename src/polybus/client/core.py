@@ -14,6 +14,10 @@ from polybus.client.message import Message, SubscribeOptions
 
 
 class Core(Protocol):
+    @property
+    def has_properties(self) -> bool:
+        """Whether messages and subscriptions can have MQTT 5.0's properties and options."""
+
     def connect(self, *, now: float) -> None:
         """Start over on a fresh connection."""
 

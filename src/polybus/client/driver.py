@@ -5,7 +5,7 @@ taken for news from the new one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 from polybus.client.core import Core
@@ -134,34 +134,47 @@ class Driver:
     def is_ready(self) -> bool:
         return self._ready.is_set() and self._closed_by is None
 
-    async def until_ready(self, timeout_s: float, what: str) -> None:
-        """Wait for a connection that takes more. Raises `OperationTimeout`, `BusClosed`."""
-        self.check_open()
-        if not self._ready.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._ready.wait()
-            except TimeoutError:
-                raise OperationTimeout(f"{what}: not connected within {timeout_s:g} s") from None
-            self.check_open()
+    @property
+    def is_connected(self) -> bool:
+        connection = self._connection
+        return connection is not None and connection.outcome.done() and not connection.ended.done()
 
-    async def until_complete(self, token: int, timeout_s: float, what: str) -> None:
-        """Wait for the answer to an operation. Raises its error, `OperationTimeout` or `BusClosed`."""
+    async def until_ready(self, deadline: float, what: str) -> None:
+        """Wait for a connection that takes more. Raises `OperationTimeout`, `BusClosed`."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not self._ready.is_set():
+                    await self._ready.wait()
+        except TimeoutError:
+            problem = "the broker takes no more" if self.is_connected else "no connection"
+            raise OperationTimeout(f"{what}: {problem}; it was not sent") from None
         self.check_open()
-        future = self._waiting[token] = self._loop.create_future()
+
+    async def until_complete(self, tokens: Sequence[int], deadline: float, what: str) -> None:
+        """Wait for the answers. Raises the first error, `OperationTimeout` or `BusClosed`."""
+        self.check_open()
+        futures = {token: self._loop.create_future() for token in tokens}
+        self._waiting.update(futures)
         self.flush_soon()
         try:
-            async with asyncio.timeout(timeout_s):
-                await future
+            async with asyncio.timeout_at(deadline):
+                for future in futures.values():
+                    await future
         except TimeoutError:
-            withdrawn = self._core.abandon(token)
-            outcome = "it was not sent" if withdrawn else "it was sent and may still take effect"
-            raise OperationTimeout(f"{what}: no answer within {timeout_s:g} s; {outcome}") from None
+            withdrawn = [self._core.abandon(token) for token in tokens]
+            was_sent = not all(withdrawn)
+            outcome = "it was sent and may still take effect" if was_sent else "it was not sent"
+            raise OperationTimeout(f"{what}: no answer in time; {outcome}") from None
         except asyncio.CancelledError:
-            self._core.abandon(token)
+            for token in tokens:
+                self._core.abandon(token)
             raise
         finally:
-            self._waiting.pop(token, None)
+            for token, future in futures.items():
+                del self._waiting[token]
+                if future.done() and not future.cancelled():
+                    future.exception()  # looked at: nobody else will
+                future.cancel()
 
     # --- bytes and time ---------------------------------------------------------------------------
 
@@ -169,33 +182,42 @@ class Driver:
         self._process(self._core.receive(data, now=self._loop.time()))
 
     def writable_changed(self, is_writable: bool) -> None:
-        if is_writable and self._is_accepted():
+        if is_writable and self.is_connected:
             self._ready.set()
         else:
             self._ready.clear()
 
-    def pause_reading(self) -> None:
-        self._is_paused = self._was_paused = True
-        if self._is_accepted():
-            self._transport_now().pause_reading()
+    def set_reading(self, is_reading: bool) -> None:
+        """Stop or go on reading, on this connection and the next."""
+        self._is_paused = not is_reading
+        self._was_paused |= self._is_paused
+        connection = self._connection
+        if connection is None or connection.transport is None or not self.is_connected:
+            return
+        if is_reading:
+            connection.transport.resume_reading()
+        else:
+            connection.transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        self._is_paused = False
-        if self._is_accepted():
-            self._transport_now().resume_reading()
-
-    def flush_soon(self) -> None:
-        """Write at the end of the loop's turn, together with what else comes up in it."""
+    def flush_soon(self) -> bool:
+        """Write at the end of the loop's turn, together with what else comes up in it. True if there
+        was so much that it was written at once."""
         if self._core.pending_output >= FLUSH_BYTES:
             self.flush()
-        elif self._flush_handle is None:
+            return True
+        if self._flush_handle is None:
             self._flush_handle = self._loop.call_soon(self.flush)
+        return False
 
     def flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        if self._core.pending_output and self._connection is not None and self._connection.transport is not None:
+        if (
+            self._core.pending_output
+            and self._connection is not None
+            and self._connection.transport is not None
+        ):
             self._connection.transport.write(self._core.take_output())
 
     def _process(self, events: list[CoreEvent]) -> None:
@@ -214,8 +236,7 @@ class Driver:
                     connection.outcome.set_result(event)
                     self._ready.set()
                     self._schedule_timer()
-                    if self._is_paused:
-                        self.pause_reading()
+                    self.set_reading(not self._is_paused)
                     news.append(event)
                 case Ended():
                     self._ready.clear()
@@ -225,20 +246,6 @@ class Driver:
         if news:
             self._on_batch(news)
         self.flush()
-
-    def _is_accepted(self) -> bool:
-        connection = self._connection
-        return (
-            connection is not None
-            and connection.outcome.done()
-            and not connection.ended.done()
-            and connection.transport is not None
-        )
-
-    def _transport_now(self) -> Transport:
-        assert self._connection is not None
-        assert self._connection.transport is not None
-        return self._connection.transport
 
     def _schedule_timer(self) -> None:
         self._stop_timer()

@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from polybus.errors import UsageError
 from polybus.wire.mqtt.packets import NO_PROPERTIES, Properties
 
 Payload: TypeAlias = bytes | bytearray | memoryview | str
@@ -27,6 +28,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     def text(self) -> str:
         """The payload as UTF-8. Raises `UnicodeDecodeError` if it is not."""
         return self.payload.decode()
+
+    def __repr__(self) -> str:
+        """Without the properties that are absent, which are nearly all."""
+        present = msgspec.to_builtins(self.properties, builtin_types=(bytes,))
+        shown = "".join(f", {name}={value!r}" for name, value in present.items())
+        return f"Message({self.topic!r}, {self.payload!r}, qos={self.qos}, retain={self.retain}{shown})"
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,10 @@ DEFAULT_QUEUE_SIZE: Final = 1000
 
 
 def payload_bytes(payload: Payload) -> bytes:
-    if type(payload) is bytes:
+    if isinstance(payload, bytes):
         return payload
-    return payload.encode() if isinstance(payload, str) else bytes(payload)
+    if isinstance(payload, str):
+        return payload.encode()
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    raise UsageError(f"a payload is bytes or str, not {type(payload).__name__}")

@@ -80,6 +80,10 @@ class MqttCore:
         self._aliases: dict[int, str] = {}
         self._keep_alive = KeepAlive(0, now=0)
 
+    @property
+    def has_properties(self) -> bool:
+        return self._version >= V5
+
     # --- connection -------------------------------------------------------------------------------
 
     def connect(self, *, now: float) -> None:
@@ -247,9 +251,7 @@ class MqttCore:
         properties = packet.properties
         if packet.reason_code:
             code = packet.reason_code
-            code = (
-                code if self._version >= V5 else CONNECT_RETURN_CODES.get(code, ReasonCode.UNSPECIFIED_ERROR)
-            )
+            code = code if self._version >= V5 else CONNECT_RETURN_CODES.get(code, ReasonCode.UNSPECIFIED_ERROR)
             error = ConnectRefused(code, describe_reason(code, properties))
             events.append(self._end(error, code not in FINAL_REASONS))
             return

@@ -139,9 +139,7 @@ class Outbox:
         if outgoing.publish.qos != expected_qos or (
             isinstance(packet, PubComp) and outgoing.stage is not Stage.RELEASED
         ):
-            raise PeerError(
-                ReasonCode.PROTOCOL_ERROR, f"{type(packet).__name__} does not answer what was sent"
-            )
+            raise PeerError(ReasonCode.PROTOCOL_ERROR, f"{type(packet).__name__} does not answer what was sent")
         if isinstance(packet, PubRec) and not is_refusal(packet.reason_code):
             outgoing.stage = Stage.RELEASED
             return None, PubRel(packet.packet_id)

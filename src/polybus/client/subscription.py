@@ -37,9 +37,9 @@ class Ticket:
 class Owner(Protocol):
     """What a subscription asks of its bus."""
 
-    async def start_subscription(self, subscription: "Subscription", timeout_s: float | None) -> None: ...
+    async def start_subscription(self, subscription: "Subscription", timeout_s: float) -> None: ...
 
-    async def stop_subscription(self, subscription: "Subscription", timeout_s: float | None) -> None: ...
+    async def stop_subscription(self, subscription: "Subscription", timeout_s: float) -> None: ...
 
     def set_pausing(self, subscription: "Subscription", is_pausing: bool) -> None: ...
 
@@ -58,7 +58,7 @@ class Subscription:
         queue_size: int,
         acknowledge: Acknowledge,
         when_full: WhenFull,
-        timeout_s: float | None,
+        timeout_s: float,
     ) -> None:
         self.options = options
         self.topic_filters = tuple(option.topic_filter for option in options)
