@@ -35,7 +35,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def expected(self) -> Packet:
         assert self.packet is not None
         fields = _binary({name: value for name, value in self.packet.items() if name != "type"})
-        return msgspec.convert(fields, PACKET_CLASSES[str(self.packet["type"])])
+        packet: Packet = msgspec.convert(fields, PACKET_CLASSES[str(self.packet["type"])])
+        return packet
 
 
 class Vectors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
