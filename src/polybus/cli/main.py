@@ -47,7 +47,7 @@ WsPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Port for MQTT over WebSocket; 0: any. (default: none)")
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Where durable state is kept. (default: memory only)")
+    Path | None, typer.Option(metavar="FOLDER", help="For durable state; reserved, all is in memory yet.")
 ]
 LogLevelOption = Annotated[
     LogLevel | None, typer.Option(case_sensitive=False, help="How much is logged. (default: INFO)")
@@ -189,7 +189,7 @@ def summary(config: Config) -> list[str]:
         *(f"listens at {listener.url}" for listener in config.listeners),
         f"lets in: {', '.join(ways_in)}",
         f"access rules: {len(config.acl) or 'none, everything is allowed'}",
-        f"durable state: {server.data_dir or 'none, memory only'}",
+        "durable state: none, memory only",
         f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",
     ]
 

@@ -28,7 +28,7 @@ QueueFull: TypeAlias = Literal["drop_newest", "drop_oldest"]
 
 class Server(msgspec.Struct, frozen=True):
     data_dir: Path | None = None
-    """Where durable state is kept. None: in memory only."""
+    """Where durable state will be kept; until there is a durable store, nothing is written there."""
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
     log_file: Path | None = None
