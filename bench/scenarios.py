@@ -72,6 +72,9 @@ AIMS = {
     (0, "single"): at_least(2),
     (1, "single"): at_least(2),
 }
+# A publisher that repeats one topic and one size is the best case of a broker that handles runs of equal
+# packets together. These have no such runs: neighbours differ in topic and in size.
+MIXED = ((0, "1to1"), (0, "1to100"), (0, "100to1"), (0, "100pairs"), (1, "1to1"))
 
 
 def deliveries(name: str, meaning: str, aim: Aim | None, **options: float | str) -> Scenario:
@@ -95,6 +98,10 @@ def throughput_scenarios() -> Iterator[Scenario]:
             batch=batch,
             **PATTERNS["1to1"],
         )
+    for qos, pattern in MIXED:
+        meaning = f"{pattern}, QoS {qos}, 32 to 96 B, 16 topics a publisher in turn, 64 packets a write"
+        options = {**PATTERNS[pattern], "topics": 16, "mixed_sizes": 1}
+        yield deliveries(f"{pattern}-qos{qos}-mixed", meaning, AIMS[qos, "batch"], qos=qos, **options)
     for label, payload, outstanding in (("1kB", 1000, 2048), ("10kB", 10_000, 256)):
         yield deliveries(
             f"1to1-qos0-{label}",

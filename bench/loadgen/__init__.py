@@ -50,7 +50,7 @@ def build() -> Path:
 def arguments(command: str, options: Mapping[str, float | str]) -> list[str]:
     words = [str(build()), command]
     for name, value in options.items():
-        words += [f"--{name}", str(value)]
+        words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 

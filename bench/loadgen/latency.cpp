@@ -31,12 +31,12 @@ void run_latency(const Options& options) {
     enum Tag : std::uint64_t { TIMER, PUBLISHER, SUBSCRIBER };
     const std::size_t payload_bytes = options.count("payload");
     const double rate = options.number("rate");
-    if (payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 13");
+    if (payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 17");
     if (rate < 1) throw std::invalid_argument("--rate must be at least 1");
 
     auto subscriber = net::open_session(options.port(), "bench-sub", {stamp::topic_of(0)});
     auto publisher = net::open_session(options.port(), "bench-pub");
-    stamp::Batch message(0, payload_bytes, 0, 1);
+    stamp::Batch message(0, {.payload_bytes = payload_bytes});
     const net::Fd timer = ticking(rate);
     net::Epoll epoll;
     epoll.add(timer.get(), EPOLLIN, TIMER);
@@ -59,12 +59,12 @@ void run_latency(const Options& options) {
         late += due - 1;
         for (; due > 0; --due, ++sent) {
             message.set_number(0, static_cast<std::uint64_t>(net::monotonic_ns()));
-            publisher.write(message.first(1));
+            publisher.write(message.range(0, 1));
         }
     };
     const auto take = [&](const wire::Packet& packet) {
         const auto now_ns = static_cast<std::uint64_t>(net::monotonic_ns());
-        const auto [_, sent_ns] = stamp::read(wire::view_publish(packet).payload, payload_bytes);
+        const auto [_, sent_ns] = stamp::read(wire::view_publish(packet).payload);
         ++received;
         if (sent_ns >= count_from_ns) microseconds.push_back(static_cast<double>(now_ns - sent_ns) / 1000);
     };

@@ -33,9 +33,12 @@ struct Client {
     std::uint8_t qos = 0;
     std::unique_ptr<stamp::Batch> blast;
     std::uint64_t blasted = 0;
-    std::string topic;              // of the last PUBLISH, and where it went
-    std::vector<Client*> targets;
     bool is_awaiting_write = false;
+};
+
+struct TopicHash {
+    using is_transparent = void;  // look up by string_view without making a string
+    std::size_t operator()(std::string_view topic) const { return std::hash<std::string_view>{}(topic); }
 };
 
 class Peer {
@@ -106,6 +109,7 @@ private:
 
     void subscribe(Client& client, const Packet& packet) {
         const std::size_t length = wire::load_u16(packet.body.data() + 2);
+        routes_.clear();
         client.filter.assign(reinterpret_cast<const char*>(packet.body.data()) + 4, length);
         client.qos = packet.body[4 + length];
         wire::append(client.connection.outbox(),
@@ -113,7 +117,8 @@ private:
     }
 
     void start_blast(Client& client) {
-        client.blast = std::make_unique<stamp::Batch>(0, payload_bytes_, client.qos, BLAST_PACKETS);
+        client.blast = std::make_unique<stamp::Batch>(
+            0, stamp::Batch::Shape{.packets = BLAST_PACKETS, .payload_bytes = payload_bytes_, .qos = client.qos});
         if (client.qos > 0)
             for (std::size_t i = 0; i < BLAST_PACKETS; ++i)
                 client.blast->set_packet_id(i, static_cast<std::uint16_t>(i + 1));
@@ -122,20 +127,24 @@ private:
     void publish(Client& client, const Packet& packet) {
         const wire::PublishView message = wire::view_publish(packet);
         if (mode_ == Mode::RELAY) {
-            if (message.topic != client.topic) route(client, message.topic);
-            for (Client* target : client.targets) wire::append(target->connection.outbox(), packet.whole);
+            for (Client* target : route(message.topic)) wire::append(target->connection.outbox(), packet.whole);
         }
         if (packet.qos() > 0)
             wire::append_ack(client.connection.outbox(), packet.qos() == 1 ? wire::PUBACK : wire::PUBREC,
                              message.packet_id);
     }
 
-    // The generator's filters are one exact topic or one wildcard for all.
-    void route(Client& client, std::string_view topic) {
-        client.topic = topic;
-        client.targets.clear();
-        for (auto& [_, other] : clients_)
-            if (other.filter == topic || other.filter.ends_with('+')) client.targets.push_back(&other);
+    // The generator's filters are an exact topic, or one whose wildcards are its last levels.
+    const std::vector<Client*>& route(std::string_view topic) {
+        if (const auto known = routes_.find(topic); known != routes_.end()) return known->second;
+        std::vector<Client*> targets;
+        for (auto& [_, other] : clients_) {
+            const std::string_view filter = other.filter;
+            const std::size_t wildcard = filter.find('+');
+            if (wildcard == filter.npos ? filter == topic : topic.starts_with(filter.substr(0, wildcard)))
+                targets.push_back(&other);
+        }
+        return routes_.emplace(topic, std::move(targets)).first->second;
     }
 
     void flush(std::uint64_t tag, Client& client) {
@@ -153,13 +162,13 @@ private:
     void blast(Client& client) {
         while (!client.connection.is_blocked()) {
             for (std::size_t i = 0; i < BLAST_PACKETS; ++i) client.blast->set_number(i, client.blasted++);
-            client.connection.write(client.blast->first(BLAST_PACKETS));
+            client.connection.write(client.blast->range(0, BLAST_PACKETS));
         }
     }
 
     void forget(std::uint64_t tag) {
         clients_.erase(tag);
-        for (auto& [_, client] : clients_) client.topic.clear();
+        routes_.clear();
     }
 
     const Mode mode_;
@@ -168,6 +177,7 @@ private:
     net::Fd listener_;
     std::uint64_t last_tag_ = LISTENER;
     std::unordered_map<std::uint64_t, Client> clients_;
+    std::unordered_map<std::string, std::vector<Client*>, TopicHash, std::equal_to<>> routes_;
     std::set<std::uint64_t> closed_;
 };
 

@@ -1,8 +1,8 @@
 // Closed-loop throughput: publishers keep a bounded number of messages on their way, subscribers check
 // and count every one.
 //
-// Every payload carries its publisher and a sequence number, so that loss, duplicates and disorder are
-// seen. "On its way" is what a publisher has sent less what arrived, averaged over its subscribers: no
+// Every payload carries its stream (a topic of a publisher) and a sequence number, so that loss, duplicates
+// and disorder are seen. "On its way" is what a publisher has sent less what arrived, averaged over its subscribers: no
 // broker has reason to drop a QoS 0 message. At QoS 1 and 2 a publisher has in addition at most `window`
 // messages without final acknowledgement.
 //
@@ -32,6 +32,8 @@ struct Plan {
     Pattern pattern;
     std::uint8_t qos;
     std::size_t payload_bytes;
+    std::size_t topics;  // per publisher, used in turn
+    bool has_mixed_sizes;
     std::size_t batch;  // packets a write
     std::size_t window;
     std::size_t outstanding;
@@ -42,10 +44,12 @@ struct Plan {
     std::size_t copies() const { return pattern == Pattern::PAIRS ? 1 : subscribers; }
 };
 
-// Which filter a subscriber takes: one exact topic, or all of them when there are several publishers.
+// Which filter a subscriber takes: exact when it wants one publisher of one topic, else with wildcards.
 std::string filter_of(const Plan& plan, std::size_t subscriber) {
-    if (plan.pattern == Pattern::PAIRS) return stamp::topic_of(subscriber);
-    return plan.publishers == 1 ? stamp::topic_of(0) : "bench/t/+";
+    const std::size_t publisher = plan.pattern == Pattern::PAIRS ? subscriber : 0;
+    const bool wants_all = plan.pattern == Pattern::FAN && plan.publishers > 1;
+    const std::string base = wants_all ? "bench/t/+" : stamp::topic_of(publisher);
+    return plan.topics > 1 ? base + "/+" : base;
 }
 
 class Publisher {
@@ -53,7 +57,12 @@ public:
     Publisher(const Plan& plan, std::size_t index)
         : connection(net::open_session(plan.port, "bench-pub-" + std::to_string(index))),
           qos_(plan.qos),
-          batch_(index, plan.payload_bytes, plan.qos, plan.batch),
+          batch_(index, {.packets = std::max(plan.batch, BURST),
+                         .payload_bytes = plan.payload_bytes,
+                         .qos = plan.qos,
+                         .topics = plan.topics,
+                         .has_mixed_sizes = plan.has_mixed_sizes}),
+          sequences_(plan.topics),
           in_use_(plan.qos > 0 ? PACKET_IDS + 1 : 0) {}
 
     // How many messages it may send before reads get their turn.
@@ -95,23 +104,29 @@ public:
     std::size_t delivered = 0;  // all subscribers together
 
 private:
-    // Sends `count` messages in one write; fewer if a packet id has not been given back yet.
+    // Sends up to `count` messages in one write: fewer at the end of the batch, or if a packet id has not
+    // been given back yet.
     void write(std::size_t count) {
-        std::size_t made = 0;
-        for (; made < count; ++made) {
+        const std::size_t from = next_packet_;
+        const std::size_t until = std::min(from + count, batch_.packets());
+        for (; next_packet_ < until; ++next_packet_) {
             if (qos_ > 0) {
                 if (in_use_[next_id_]) break;
                 in_use_[next_id_] = true;
-                batch_.set_packet_id(made, next_id_);
+                batch_.set_packet_id(next_packet_, next_id_);
                 next_id_ = next_id_ == PACKET_IDS ? std::uint16_t{1} : static_cast<std::uint16_t>(next_id_ + 1);
             }
-            batch_.set_number(made, sent++);
+            batch_.set_number(next_packet_, sequences_[batch_.topic(next_packet_)]++);
+            ++sent;
         }
-        connection.write(batch_.first(made));
+        connection.write(batch_.range(from, next_packet_));
+        if (next_packet_ == batch_.packets()) next_packet_ = 0;
     }
 
     std::uint8_t qos_;
     stamp::Batch batch_;
+    std::size_t next_packet_ = 0;  // in the batch
+    std::vector<std::uint64_t> sequences_;
     std::uint16_t next_id_ = 1;
     std::vector<bool> in_use_;
 };
@@ -122,8 +137,8 @@ public:
         : connection(net::open_session(plan.port, "bench-sub-" + std::to_string(index),
                                        {filter_of(plan, index)}, plan.qos)),
           qos_(plan.qos),
-          payload_bytes_(plan.payload_bytes),
-          expected_(std::max<std::size_t>(plan.publishers, 1)) {
+          topics_(plan.topics),
+          expected_(std::max<std::size_t>(plan.publishers, 1) * plan.topics) {
         if (plan.publishers == 0) connection.write(wire::pingreq());  // what `peer --mode blast` waits for
     }
 
@@ -148,18 +163,19 @@ private:
     void take(const Packet& packet, std::vector<Publisher>& publishers) {
         const wire::PublishView message = wire::view_publish(packet);
         if (packet.qos() != qos_) throw std::runtime_error("a message was not delivered at its QoS");
-        const auto [publisher, sequence] = stamp::read(message.payload, payload_bytes_);
-        if (publisher >= expected_.size()) throw std::runtime_error("a message names no known publisher");
-        if (sequence != expected_[publisher]) ++disordered;
-        expected_[publisher] = sequence + 1;
+        const auto [stream, sequence] = stamp::read(message.payload);
+        if (stream >= expected_.size()) throw std::runtime_error("a message names no known publisher");
+        if (sequence != expected_[stream]) ++disordered;
+        expected_[stream] = sequence + 1;
         ++received;
+        const std::size_t publisher = topics_ == 1 ? stream : stream / topics_;
         if (publisher < publishers.size()) ++publishers[publisher].delivered;
         if (qos_ > 0)
             wire::append_ack(connection.outbox(), qos_ == 1 ? wire::PUBACK : wire::PUBREC, message.packet_id);
     }
 
     std::uint8_t qos_;
-    std::size_t payload_bytes_;
+    std::size_t topics_;
     std::vector<std::uint64_t> expected_;
 };
 
@@ -292,6 +308,8 @@ void run_throughput(const Options& options) {
               .pattern = options.text("pattern") == "pairs" ? Pattern::PAIRS : Pattern::FAN,
               .qos = static_cast<std::uint8_t>(options.count("qos")),
               .payload_bytes = options.count("payload"),
+              .topics = options.count("topics"),
+              .has_mixed_sizes = options.count("mixed-sizes") != 0,
               .batch = options.count("batch"),
               .window = options.count("window"),
               .outstanding = options.count("outstanding"),
@@ -299,7 +317,8 @@ void run_throughput(const Options& options) {
               .seconds = options.number("seconds"),
               .watch = options.list("watch")};
     if (plan.qos > 2) throw std::invalid_argument("--qos must be 0, 1 or 2");
-    if (plan.payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 13");
+    if (plan.payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 17");
+    if (plan.topics == 0 || plan.topics > BURST) throw std::invalid_argument("--topics must be 1 to 64");
     if (plan.batch == 0 || plan.outstanding < plan.batch)
         throw std::invalid_argument("--outstanding must be at least --batch, and that at least 1");
     if (plan.window == 0 || plan.window >= PACKET_IDS) throw std::invalid_argument("--window must be 1 to 4095");
@@ -319,6 +338,8 @@ Command throughput_command() {
              {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i"},
              {"qos", "0", "of the publishes and of the subscriptions"},
              {"payload", "64", "bytes"},
+             {"mixed-sizes", "0", "1: payloads from half to one and a half times --payload, none like the next"},
+             {"topics", "1", "topics of each publisher, used in turn"},
              {"batch", "64", "packets a write; at QoS 1 and 2 at most this many"},
              {"window", "100", "QoS 1 and 2: unacknowledged messages per publisher"},
              {"outstanding", "4096", "messages per publisher sent and not yet delivered"},
