@@ -1,11 +1,12 @@
 """Hypothesis strategies for every MQTT packet that a version can say.
 
-`packets(version)` is what most tests want; the strategies of the single types have the same name as
-their class. Whatever they draw, `encode` accepts and `decode` gives back unchanged.
+`packets(version)` is any packet, `packets_of(kind, version)` one type. Whatever they draw, `encode`
+accepts and `decode` gives back unchanged. `examples` is how our tests ask for them.
 """
 
 from collections.abc import Callable
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from polybus.wire.mqtt.checks import REASON_CODES, RETURN_CODES
@@ -62,6 +63,11 @@ topic_filters = st.builds(
 shared_filters = st.builds(
     lambda group, rest: f"$share/{group}/{rest}", st.from_regex(r"[a-z]{1,5}", fullmatch=True), topic_filters
 )
+
+
+def examples(count: int) -> settings:
+    """So many examples, however slow or busy the machine is."""
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def property_values(spec: PropertySpec) -> st.SearchStrategy[Value]:

@@ -15,6 +15,7 @@ from polybus.wire.mqtt.primitives import (
     encode_u16,
     encode_varint,
 )
+from tests.wire.mqtt.strategies import examples
 
 # MQTT 5.0, table 1-1: the ends of each size
 VARINTS = [
@@ -37,6 +38,7 @@ def test_varint(value: int, written: str) -> None:
     assert decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
+@examples(100)
 @given(st.integers(0, MAX_VARINT))
 def test_varint_round_trip(value: int) -> None:
     assert decode_varint(encode_varint(value), 0) == (value, len(encode_varint(value)))
@@ -104,6 +106,7 @@ def test_string_refused(written: str, rule_v5: str, rule_v311: str) -> None:
         assert (raised.value.reason_code, raised.value.rule) == (0x81, rule)
 
 
+@examples(100)
 @given(st.binary(max_size=100))
 def test_binary(raw: bytes) -> None:
     data = encode_binary(raw)

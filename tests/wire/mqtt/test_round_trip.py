@@ -3,13 +3,13 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import V5, V31, V311, Connect, PacketType, Publish, Subscribe, Will
-from tests.wire.mqtt.strategies import VERSIONS, kinds, packets, packets_of
+from tests.wire.mqtt.strategies import VERSIONS, examples, kinds, packets, packets_of
 from tests.wire.mqtt.stream import byte_by_byte, read
 
 MAX_SIZE = 1 << 20
@@ -18,7 +18,7 @@ BY_KIND = [(version, kind) for version in (V31, V311, V5) for kind in kinds(vers
 
 @pytest.mark.parametrize(("version", "kind"), BY_KIND)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_decode_reads_what_encode_wrote(data: st.DataObject, version: int, kind: PacketType) -> None:
     packet = data.draw(packets_of(kind, version))
     written = encode(packet, version)
@@ -27,7 +27,7 @@ def test_decode_reads_what_encode_wrote(data: st.DataObject, version: int, kind:
 
 
 @given(data=st.data(), version=VERSIONS)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_streams_do_not_depend_on_how_they_arrive(data: st.DataObject, version: int) -> None:
     sent = data.draw(st.lists(packets(version), max_size=5))
     stream = b"".join(encode(packet, version) for packet in sent)
@@ -36,13 +36,13 @@ def test_streams_do_not_depend_on_how_they_arrive(data: st.DataObject, version: 
 
 
 @given(stream=st.binary(max_size=100), version=VERSIONS)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_bytes_are_packets_or_the_peers_fault(stream: bytes, version: int) -> None:
     _read_or_refuse(stream, version)
 
 
 @given(data=st.data(), version=VERSIONS)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_damaged_packets_are_packets_or_the_peers_fault(data: st.DataObject, version: int) -> None:
     written = bytearray(encode(data.draw(packets(version)), version))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -54,7 +54,7 @@ def test_damaged_packets_are_packets_or_the_peers_fault(data: st.DataObject, ver
 
 
 @given(body=st.binary(max_size=60), first_byte=st.integers(0, 255), version=VERSIONS)
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_what_is_read_can_be_written_and_read_again(body: bytes, first_byte: int, version: int) -> None:
     try:
         packet = decode(first_byte, body, version)
@@ -83,7 +83,7 @@ texts = st.text(max_size=8)
     ),
     version=VERSIONS,
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_encode_refuses_what_decode_would_refuse(packet: Publish | Connect | Subscribe, version: int) -> None:
     try:
         written = encode(packet, version)

@@ -4,7 +4,7 @@ Raises UsageError for what a field cannot hold; what the packet may not say at a
 by `codec.encode`. Fields that a version does not have are not written.
 """
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from polybus.wire.mqtt.packets import (
     NO_PROPERTIES,
@@ -33,8 +33,9 @@ from polybus.wire.mqtt.packets import (
 from polybus.wire.mqtt.primitives import encode_binary, encode_string, encode_u16
 from polybus.wire.mqtt.properties import WILL, encode_properties
 
-_PUBLISH = PacketType.PUBLISH << 4
-_RESERVED_FLAGS = 0x02
+_PUBLISH: Final = PacketType.PUBLISH << 4
+_RESERVED_FLAGS: Final = 0x02
+"""Of PUBREL, SUBSCRIBE and UNSUBSCRIBE; those of the other types are zero."""
 
 
 def encode_packet(packet: Packet, version: int) -> tuple[int, bytes]:
