@@ -65,19 +65,9 @@ class TestServe:
         return configs
 
     def test_flags_reach_the_server_and_its_code_comes_back(self, served: list[Config], tmp_path: Path) -> None:
-        flags = [
-            "--host",
-            "::1",
-            "--mqtt-port",
-            "0",
-            "--ws-port",
-            "9001",
-            "--log-level",
-            "debug",
-            "--log-format",
-            "json",
-        ]
-        result = runner.invoke(app, ["serve", *flags, "--data-dir", str(tmp_path)])
+        listeners = ["--host", "::1", "--mqtt-port", "0", "--ws-port", "9001"]
+        logs = ["--log-level", "debug", "--log-format", "json"]
+        result = runner.invoke(app, ["serve", *listeners, *logs, "--data-dir", str(tmp_path)])
         assert result.exit_code == 7
         assert [listener.url for listener in served[0].listeners] == ["mqtt://[::1]:0", "ws://[::1]:9001/mqtt"]
         assert (served[0].server.log_level, served[0].server.log_format) == ("DEBUG", "json")
