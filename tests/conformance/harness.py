@@ -15,6 +15,7 @@ import time
 from collections import deque
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
 import pytest
 
 from polybus.broker.access import Access
@@ -100,7 +101,7 @@ class Client:
 
         Properties that `expected` does not name are not looked at.
         """
-        packet, self.last_frame = self._next(str(expected))
+        packet, self.last_frame = self._next(expected)
         _compare(packet, expected, fields)
         return packet  # type: ignore[return-value]  # _compare has seen its type
 
@@ -108,10 +109,10 @@ class Client:
         """These packets next, in any order."""
         rest = list(expected)
         for _ in expected:
-            packet, _frame = self._next(f"one of {rest}")
+            packet, _frame = self._next(rest)
             found = next((e for e in rest if _matches(packet, e, {})), None)
             if found is None:
-                pytest.fail(f"got {packet}, expected one of {rest}")
+                pytest.fail(f"got {show(packet)}, expected one of {[show(e) for e in rest]}")
             rest.remove(found)
 
     def take(self, expected: type[P], **fields: Any) -> P:
@@ -125,14 +126,22 @@ class Client:
                     _compare(packet, expected, fields)
                     return packet
             if not self._wait(deadline):
-                seen = [packet for packet, _ in self.inbox]
+                seen = [show(packet) for packet, _ in self.inbox]
                 pytest.fail(f"expected {expected.__name__}, got {seen}, {self._state()}")
+
+    def peek(self) -> type[Packet] | None:
+        """The type of the packet that comes next, once all is quiet."""
+        if not self.bus.waits:
+            self._fill()
+        elif not self.inbox:
+            self._wait(time.monotonic())
+        return type(self.inbox[0][0]) if self.inbox else None
 
     def expect_nothing(self) -> None:
         """Nothing has arrived, the connection is open, and nothing is on its way."""
         self.bus.settle()
         self._fill()
-        assert [packet for packet, _ in self.inbox] == []
+        assert [show(packet) for packet, _ in self.inbox] == []
         assert not self.connection.is_closed
 
     def expect_closed(self, *codes: int) -> None:
@@ -142,15 +151,15 @@ class Client:
         """
         packets = self._until_closed()
         if self.version < V5:
-            assert packets == []
+            assert [show(p) for p in packets] == []
         elif codes:
-            assert [type(p) for p in packets] == [Disconnect], packets
+            assert [type(p) for p in packets] == [Disconnect], [show(p) for p in packets]
             assert packets[0].reason_code in codes  # type: ignore[union-attr]  # a Disconnect
         else:
             assert all(isinstance(p, Disconnect) and p.reason_code >= 0x80 for p in packets), packets
 
     def expect_closed_silently(self) -> None:
-        assert self._until_closed() == []
+        assert [show(p) for p in self._until_closed()] == []
 
     def expect_refused(self, *codes: int) -> None:
         """The server refuses the connection: it closes, at most after a CONNACK with one of `codes`."""
@@ -233,7 +242,7 @@ class Client:
 
     # -- below ----------------------------------------------------------------------------------
 
-    def _next(self, wanted: str) -> tuple[Packet, bytes]:
+    def _next(self, wanted: object) -> tuple[Packet, bytes]:
         deadline = time.monotonic() + TIMEOUT_S
         while not self.inbox:
             if not self._wait(deadline):
@@ -244,7 +253,7 @@ class Client:
         deadline = time.monotonic() + TIMEOUT_S
         while not self.connection.is_closed:
             if not self._wait(deadline) and not self.connection.is_closed:
-                pytest.fail(f"the connection is still open; got {[p for p, _ in self.inbox]}")
+                pytest.fail(f"the connection is still open; got {[show(p) for p, _ in self.inbox]}")
         self._fill()
         self.bus.forget(self)
         packets = [packet for packet, _ in self.inbox]
@@ -385,5 +394,13 @@ def _matches(packet: Packet, expected: Any, fields: dict[str, Any]) -> bool:
 
 def _compare(packet: Packet, expected: Any, fields: dict[str, Any]) -> None:
     if not _matches(packet, expected, fields):
-        wanted = f"{expected.__name__} with {fields}" if isinstance(expected, type) else str(expected)
-        pytest.fail(f"got {packet}\nexpected {wanted}")
+        wanted = f"{expected.__name__} with {fields}" if isinstance(expected, type) else show(expected)
+        pytest.fail(f"got {show(packet)}\nexpected {wanted}")
+
+
+def show(packet: Packet) -> str:
+    """A packet without what it does not say."""
+    fields = {name: getattr(packet, name) for name in packet.__struct_fields__ if name != "properties"}
+    properties = msgspec.to_builtins(getattr(packet, "properties", NO_PROPERTIES), builtin_types=(bytes,))
+    said = {**fields, **properties}
+    return f"{type(packet).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
