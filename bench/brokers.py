@@ -119,6 +119,7 @@ COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
     "mosquitto": mosquitto_command,
     "polybus": polybus_command,
     "relay": idle_peer("relay"),
+    "lossy": idle_peer("lossy"),
     "discard": idle_peer("discard"),
     "blast": idle_peer("blast"),
 }

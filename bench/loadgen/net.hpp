@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -155,7 +156,7 @@ public:
     void receive(Handler&& handle) {
         static thread_local wire::Bytes scratch(SCRATCH_BYTES);
         if (carry_.size() + READ_BYTES > scratch.size()) scratch.resize(carry_.size() + READ_BYTES);
-        std::memcpy(scratch.data(), carry_.data(), carry_.size());
+        std::copy(carry_.begin(), carry_.end(), scratch.begin());
         const ssize_t got = recv(fd_.get(), scratch.data() + carry_.size(), READ_BYTES, 0);
         if (got < 0) {
             if (errno == EAGAIN || errno == EINTR) return;

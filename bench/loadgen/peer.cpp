@@ -1,6 +1,7 @@
 // A peer that does next to nothing, to see how fast the load generator itself is.
 //
 //   relay    forwards every PUBLISH as it came and answers every handshake: the least a broker can do
+//   lossy    relays, but drops one message in a thousand: the generator must notice
 //   discard  answers handshakes and forgets: the ceiling of the publishing side
 //   blast    sends PUBLISH batches to whoever subscribed, from its first PINGREQ on, as fast as they are
 //            read: the ceiling of the receiving side
@@ -20,7 +21,7 @@ namespace {
 
 using wire::Packet;
 
-enum class Mode { RELAY, DISCARD, BLAST };
+enum class Mode { RELAY, LOSSY, DISCARD, BLAST };
 
 constexpr std::size_t BLAST_PACKETS = 512;
 constexpr std::uint64_t LISTENER = 0;
@@ -126,9 +127,9 @@ private:
 
     void publish(Client& client, const Packet& packet) {
         const wire::PublishView message = wire::view_publish(packet);
-        if (mode_ == Mode::RELAY) {
+        const bool is_dropped = mode_ == Mode::LOSSY && ++published_ % 1000 == 0;
+        if ((mode_ == Mode::RELAY || mode_ == Mode::LOSSY) && !is_dropped)
             for (Client* target : route(message.topic)) wire::append(target->connection.outbox(), packet.whole);
-        }
         if (packet.qos() > 0)
             wire::append_ack(client.connection.outbox(), packet.qos() == 1 ? wire::PUBACK : wire::PUBREC,
                              message.packet_id);
@@ -176,19 +177,19 @@ private:
     net::Epoll epoll_;
     net::Fd listener_;
     std::uint64_t last_tag_ = LISTENER;
+    std::uint64_t published_ = 0;
     std::unordered_map<std::uint64_t, Client> clients_;
     std::unordered_map<std::string, std::vector<Client*>, TopicHash, std::equal_to<>> routes_;
     std::set<std::uint64_t> closed_;
 };
 
 void run_peer(const Options& options) {
-    const auto& name = options.text("mode");
-    const Mode mode = name == "relay"     ? Mode::RELAY
-                      : name == "discard" ? Mode::DISCARD
-                      : name == "blast"   ? Mode::BLAST
-                                          : throw std::invalid_argument("--mode must be relay, discard or blast");
+    static const std::map<std::string, Mode> MODES{
+        {"relay", Mode::RELAY}, {"lossy", Mode::LOSSY}, {"discard", Mode::DISCARD}, {"blast", Mode::BLAST}};
+    const auto mode = MODES.find(options.text("mode"));
+    if (mode == MODES.end()) throw std::invalid_argument("--mode must be relay, lossy, discard or blast");
     signal(SIGPIPE, SIG_IGN);
-    Peer(mode, options.port(), options.count("payload")).serve();
+    Peer(mode->second, options.port(), options.count("payload")).serve();
 }
 
 }  // namespace
@@ -197,7 +198,7 @@ Command peer_command() {
     return {"peer",
             "serve as a peer that does next to nothing, to measure the generator itself; until terminated",
             {PORT,
-             {"mode", "relay", "relay: forward; discard: only answer handshakes; blast: send to subscribers"},
+             {"mode", "relay", "relay: forward; lossy: nearly all; discard: only answer handshakes; blast: send"},
              {"payload", "64", "bytes, for blast"}},
             run_peer};
 }
