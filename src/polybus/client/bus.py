@@ -306,7 +306,7 @@ class Bus:
         if event.session_present and not self.client_id:
             self._router.keeps_unclaimed = True
         self.client_id = event.client_id
-        attempt = self._link.attempt if self._link is not None else 1
+        attempt = self._link.attempt if self._link is not None else 0
         self.emit(Connected(event.client_id, event.session_present, attempt, event.resent, event.renewed))
 
     def _on_end(self, error: ClientError | None) -> None:

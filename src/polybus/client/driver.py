@@ -42,6 +42,7 @@ class _Connection:
     def end(self, ended: Ended) -> None:
         if not self.ended.done():
             self.ended.set_result(ended)
+            self._driver.writable_changed(False)
         if not self.outcome.done():
             self.outcome.set_result(ended)
 
@@ -102,7 +103,7 @@ class Driver:
         self._stop_timer()
         connection, self._connection = self._connection, None
         if connection is not None and connection.transport is not None:
-            connection.end(Ended(ConnectionLost("dropped")))
+            connection.end(Ended(ConnectionLost("given up")))
             task = asyncio.create_task(connection.transport.close())
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -239,7 +240,6 @@ class Driver:
                     self.set_reading(not self._is_paused)
                     news.append(event)
                 case Ended():
-                    self._ready.clear()
                     connection.end(event)
                 case _:
                     news.append(event)

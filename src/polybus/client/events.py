@@ -65,7 +65,7 @@ CoreEvent: TypeAlias = Accepted | Received | Completed | Failed | RenewalRefused
 
 @dataclass(frozen=True)
 class Connected:
-    """Connected, at first or again.
+    """Connected, at first (`attempt` 0) or again, by the nth attempt after a loss.
 
     `resent` counts the unacknowledged publishes that were sent again, `renewed` names the
     subscriptions that were made again because the broker had not kept the session.
@@ -73,7 +73,7 @@ class Connected:
 
     client_id: str
     session_present: bool
-    attempt: int = 1
+    attempt: int = 0
     resent: int = 0
     renewed: tuple[str, ...] = ()
 

@@ -26,7 +26,7 @@ class Link:
         self._on_end = on_end
         self._supervisor: asyncio.Task[None] | None = None
         self._has_ended = False
-        self.attempt = 1
+        self.attempt = 0
 
     async def open(self) -> None:
         """Connect for the first time. Raises `ConnectionFailed` or `ConnectRefused`."""
@@ -46,7 +46,6 @@ class Link:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        self.attempt = 0
         ended: Ended | None = None
         while ended is None:
             connected_at = loop.time()

@@ -98,6 +98,7 @@ class MqttCore:
         self._output.clear()
         self.pending_output = 0
         self._aliases.clear()
+        self._inbox.pause()
         self._outbox.pause()
         self._requests.pause()
 
@@ -108,6 +109,7 @@ class MqttCore:
             properties = Properties(session_expiry_s=0) if gives_up else NO_PROPERTIES
             self._send(Disconnect(properties=properties), now)
         self.state = State.IDLE
+        self._inbox.pause()
 
     def deadline(self) -> float | None:
         return self._keep_alive.deadline() if self.state is State.CONNECTED else None
@@ -353,6 +355,7 @@ class MqttCore:
 
     def _end(self, error: ClientError, may_retry: bool = True) -> Ended:
         self.state = State.IDLE
+        self._inbox.pause()
         return Ended(error, may_retry)
 
 

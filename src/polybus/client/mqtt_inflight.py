@@ -174,8 +174,11 @@ class Inbox:
         self._serial = 0
         self._connection = 0
 
-    def resume(self, *, session_present: bool) -> None:
+    def pause(self) -> None:
+        """No connection: nothing can be answered until the broker sends it again."""
         self._connection += 1
+
+    def resume(self, *, session_present: bool) -> None:
         if not session_present:
             self._incoming.clear()
 
