@@ -102,10 +102,12 @@ class Broker:
                 self._lane_bytes = 0
             for route, item in lane:
                 plan = route.plan or subscriptions.plan(route)
-                if item.__class__ is Run:
-                    dispatcher.deliver_run(plan, item)
+                if isinstance(item, Run):
+                    if item.qos:
+                        dispatcher.deliver_tracked_run(plan, item)
+                    else:
+                        dispatcher.deliver_run(plan, item)
                 else:
-                    assert isinstance(item, Message)
                     if item.retain and not self.retained.store(item):
                         self.stats.dropped_retained += 1
                     dispatcher.deliver(plan, item)

@@ -15,8 +15,8 @@ from typing import Final
 
 from polybus.broker.limits import Limits
 from polybus.broker.links import Encoding, Link
-from polybus.broker.message import Delivery, Message, Run
-from polybus.broker.sessions import Queue, Session
+from polybus.broker.message import Delivery, DeliveryRun, Message, Run
+from polybus.broker.sessions import MAX_PACKET_ID, Queue, Session
 from polybus.broker.shared import SharedGroup
 from polybus.broker.stats import Stats
 from polybus.broker.subscriptions import Cohort, Plan
@@ -76,6 +76,54 @@ class Dispatcher:
                 for cohort in plan.rest:
                     self._deliver_to(cohort, message)
                 self._deliver_choosy(plan, message)
+
+    def deliver_tracked_run(self, plan: Plan, run: Run) -> None:
+        """A run of QoS 1 or QoS 2 messages."""
+        for cohort in plan.cohorts:
+            if cohort.qos < run.qos or cohort.identifiers:
+                for message in run.messages():
+                    self._deliver_to(cohort, message)
+                continue
+            for session in cohort.sessions:
+                if session.queue is not None or not self._send_run(session, run):
+                    self._enqueue(session, run)
+        if not plan.is_plain:
+            for message in run.messages():
+                self._deliver_choosy(plan, message)
+
+    def _send_run(self, session: Session, run: Run) -> bool:
+        """Send a run under consecutive packet ids, written into a copy of its bytes all at once.
+
+        False: not now, or not in one piece.
+        """
+        link = session.link
+        count = run.count
+        if (
+            link is None
+            or link.encoding is not run.encoding
+            or link.blocked
+            or session.outstanding + count > session.window
+            or session.resend is not None
+        ):
+            return False
+        first_id = session.next_id
+        if first_id + count > MAX_PACKET_ID:
+            first_id = 1
+        ids = range(first_id, first_id + count)
+        inflight = session.inflight
+        if not inflight.keys().isdisjoint(ids):
+            return False
+        inflight.update(dict.fromkeys(ids, DeliveryRun(run, first_id, run.qos)))
+        session.next_id = first_id + count
+        session.outstanding += count
+        wire = bytearray(run.wire)
+        wire[run.id_at :: run.size] = _HIGH_BYTES[first_id : first_id + count]
+        wire[run.id_at + 1 :: run.size] = _LOW_BYTES[first_id : first_id + count]
+        if not link.outbox:
+            self.dirty.append(link)
+        link.outbox.append(bytes(wire))
+        link.messages_out += count
+        return True
 
     def deliver(self, plan: Plan, message: Message) -> None:
         for cohort in plan.cohorts:
@@ -218,34 +266,38 @@ class Dispatcher:
 
     # -- waiting ----------------------------------------------------------------------------
 
-    def _enqueue(self, session: Session, delivery: Delivery) -> None:
+    def _enqueue(self, session: Session, item: Delivery | Run) -> None:
         if session.link is None and not session.expiry_s:
             return
         queue = session.queue
         if queue is None:
             queue = session.queue = Queue()
             self.queued_sessions.add(session)
-        size = delivery.message.size_bytes()
+        size = item.size_bytes()
         limits = self.limits
         while (
-            len(queue) >= limits.queued_messages_per_session
+            queue.messages + item.count > limits.queued_messages_per_session
             or queue.size_bytes + size > limits.queued_bytes_per_session
         ):
-            self._count_queue_drop(session)
-            if not self.drop_oldest or not queue:
-                if not queue:
+            if not self.drop_oldest or not queue.messages:
+                self._count_queue_drop(session, item.count)
+                if not queue.messages:
                     self._forget_queue(session)
                 return
-            self.queued_bytes -= queue.drop_oldest().message.size_bytes()
-        queue.push(delivery)
+            oldest = queue.drop_oldest()
+            self.queued_bytes -= oldest.size_bytes()
+            self._count_queue_drop(session, oldest.count)
+        queue.push(item)
         self.queued_bytes += size
+        if session.link is not None and queue.messages == item.count:
+            self.pump(session)  # the first to wait: it may just not go in one piece
 
-    def _count_queue_drop(self, session: Session) -> None:
+    def _count_queue_drop(self, session: Session, count: int) -> None:
         if not session.dropped:
             fields = {"client_id": session.client_id}
             log.warning("queue is full, messages are dropped", extra={"fields": fields})
-        session.dropped += 1
-        self.stats.dropped_queue_full += 1
+        session.dropped += count
+        self.stats.dropped_queue_full += count
 
     def pump(self, session: Session) -> None:
         """Send what waits, as far as the link and the window allow."""
@@ -256,15 +308,35 @@ class Dispatcher:
             self._pump_resend(session, link, session.resend)
         while session.queue is not None and not link.blocked and session.outstanding < session.window:
             queue = session.queue
-            delivery = queue.pop()
-            self.queued_bytes -= delivery.message.size_bytes()
-            if not queue:
-                self._forget_queue(session)
-            expires_at = delivery.message.expires_at
+            item = queue.first()
+            if isinstance(item, Run):
+                if not self._pump_run(session, link, queue, item):
+                    return
+                continue
+            self._pop_queue(session, queue)
+            expires_at = item.message.expires_at
             if expires_at is not None and expires_at <= self.now:
                 self.stats.dropped_expired += 1
                 continue
-            self._transmit(session, link, delivery)
+            self._transmit(session, link, item)
+
+    def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> bool:
+        """Send the run in front, or break it up; False: it waits for more room."""
+        if self._send_run(session, run):
+            self._pop_queue(session, queue)
+            return True
+        fits_later = session.outstanding + run.count > session.window >= run.count
+        if fits_later and link.encoding is run.encoding:
+            return False
+        before = queue.size_bytes
+        queue.break_up(run)
+        self.queued_bytes += queue.size_bytes - before
+        return True
+
+    def _pop_queue(self, session: Session, queue: Queue) -> None:
+        self.queued_bytes -= queue.pop().size_bytes()
+        if not queue.messages:
+            self._forget_queue(session)
 
     def _transmit(self, session: Session, link: Link, delivery: Delivery) -> None:
         parts = link.encoding.frame(delivery, self.now)
@@ -285,7 +357,8 @@ class Dispatcher:
             packet_id = resend.popleft()
             if packet_id not in session.inflight:
                 continue
-            delivery = session.inflight[packet_id]
+            sent = session.inflight[packet_id]
+            delivery = sent.one(packet_id) if sent is not None else None
             frame = link.encode_again(packet_id, delivery, self.now)
             if frame is None:  # the client takes only smaller packets now
                 del session.inflight[packet_id]
@@ -323,6 +396,50 @@ class Dispatcher:
             return False
         self._settle(session, packet_id)
         return True
+
+    def acknowledge_all(self, session: Session, packet_ids: tuple[int, ...]) -> None:
+        """Many PUBACKs at once; those for nothing are passed over."""
+        if session.resend is not None:
+            for packet_id in packet_ids:
+                self.acknowledge(session, packet_id)
+            return
+        inflight = session.inflight
+        before = len(inflight)
+        for packet_id in packet_ids:
+            delivery = inflight.get(packet_id)
+            if delivery is not None and delivery.qos == 1:
+                del inflight[packet_id]
+        self._settled(session, before - len(inflight))
+
+    def receive_all(self, session: Session, packet_ids: tuple[int, ...]) -> bool:
+        """Many PUBRECs at once; False: not each of them is for a message, nothing was done."""
+        inflight = session.inflight
+        for packet_id in packet_ids:
+            delivery = inflight.get(packet_id)
+            if delivery is None or delivery.qos != 2:
+                return False
+        inflight.update(dict.fromkeys(packet_ids))
+        return True
+
+    def complete_all(self, session: Session, packet_ids: tuple[int, ...]) -> None:
+        """Many PUBCOMPs at once; those for nothing are passed over."""
+        if session.resend is not None:
+            for packet_id in packet_ids:
+                self.complete(session, packet_id)
+            return
+        inflight = session.inflight
+        before = len(inflight)
+        for packet_id in packet_ids:
+            if inflight.get(packet_id, _MISSING) is None:
+                del inflight[packet_id]
+        self._settled(session, before - len(inflight))
+
+    def _settled(self, session: Session, count: int) -> None:
+        session.outstanding -= count
+        if session.queue is not None:
+            self.pump(session)
+        if session.replays is not None:
+            self.replaying.add(session)
 
     def receive(self, session: Session, packet_id: int) -> bool:
         """PUBREC: the client has received a QoS 2 message; its release is what is left."""
@@ -406,18 +523,18 @@ class Dispatcher:
         for packet_id, delivery in list(session.inflight.items()):
             if delivery is None or delivery.group is None or delivery.qos == 2:
                 continue
-            if self._redispatch(delivery, session, ended=ended):
+            if self._redispatch(delivery.one(packet_id), session, ended=ended):
                 del session.inflight[packet_id]
-        if session.queue is None or not any(d.group for d in _queued(session.queue)):
-            return
         old = session.queue
+        if old is None or not any(isinstance(i, Delivery) and i.group for i in old.items()):
+            return
         self.queued_bytes -= old.size_bytes
         self._forget_queue(session)
-        for delivery in old.take():
-            if delivery.group is not None and self._redispatch(delivery, session, ended=ended):
+        for item in old.items():
+            if isinstance(item, Delivery) and item.group and self._redispatch(item, session, ended=ended):
                 continue
             if not ended:
-                self._enqueue(session, delivery)
+                self._enqueue(session, item)
 
     def _redispatch(self, delivery: Delivery, session: Session, *, ended: bool) -> bool:
         group = delivery.group
@@ -481,18 +598,24 @@ class Dispatcher:
         for spare_priority in (True, False):
             for session in longest_first:
                 queue = session.queue
-                while queue and excess_bytes > 0 and (queue.regular or not spare_priority):
+                while (
+                    queue is not None
+                    and queue.messages
+                    and excess_bytes > 0
+                    and (queue.regular or not spare_priority)
+                ):
                     excess_bytes -= self._give_up(session, queue)
                 if excess_bytes <= 0:
                     return
 
     def _give_up(self, session: Session, queue: Queue) -> int:
-        size = queue.drop_oldest().message.size_bytes()
+        oldest = queue.drop_oldest()
+        size = oldest.size_bytes()
         self.queued_bytes -= size
-        if not queue:
+        if not queue.messages:
             self._forget_queue(session)
-        session.dropped += 1
-        self.stats.dropped_memory += 1
+        session.dropped += oldest.count
+        self.stats.dropped_memory += oldest.count
         return size
 
     def _forget_queue(self, session: Session) -> None:
@@ -500,14 +623,11 @@ class Dispatcher:
         self.queued_sessions.discard(session)
 
 
+_HIGH_BYTES: Final = bytes(n >> 8 for n in range(MAX_PACKET_ID + 1))
+_LOW_BYTES: Final = bytes(n & 0xFF for n in range(MAX_PACKET_ID + 1))
 _EXHAUSTED: Final = object()
 _MISSING: Final = Delivery(Message("", b""), 0, False)
 
 
 def _queue_size(session: Session) -> int:
     return session.queue.size_bytes if session.queue is not None else 0
-
-
-def _queued(queue: Queue) -> Iterator[Delivery]:
-    yield from queue.priority
-    yield from queue.regular

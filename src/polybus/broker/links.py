@@ -7,7 +7,7 @@ the link as dirty; at the end of the tick the link writes its outbox in one go.
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
-from polybus.broker.message import Delivery, Message
+from polybus.broker.message import Delivery, Message, Run
 
 if TYPE_CHECKING:
     from polybus.broker.sessions import Session
@@ -37,7 +37,7 @@ class Encoding(Protocol):
         None: this link cannot take the message.
         """
 
-    def split(self, wire: bytes, topic: str, origin: str) -> list[Message]:
+    def split(self, run: Run) -> list[Message]:
         """The messages of a run that came in by this encoding."""
 
 

@@ -42,10 +42,11 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Run(msgspec.Struct, gc=False):
-    """QoS 0 messages of one publisher to one topic, one behind the other as they came in.
+    """Messages of one publisher to one topic, one behind the other as they came in.
 
-    `wire` is forwarded as it is to everyone who speaks `encoding`; `messages` takes it apart for
-    the others, once.
+    `wire` is forwarded to everyone who speaks `encoding`: at QoS 0 as it is; at QoS 1 and 2, where
+    every packet has the same `size` and its packet id at `id_at`, with other ids in the places of
+    the publisher's. `messages` takes it apart for everyone else, once.
     """
 
     topic: str
@@ -53,11 +54,21 @@ class Run(msgspec.Struct, gc=False):
     count: int
     encoding: "Encoding"
     origin: str
+    qos: int = 0
+    size: int = 0
+    id_at: int = 0
     split: list[Message] | None = None
+
+    @property
+    def is_priority(self) -> bool:
+        return False  # what has properties travels by itself
+
+    def size_bytes(self) -> int:
+        return len(self.wire) + OVERHEAD_BYTES
 
     def messages(self) -> list[Message]:
         if self.split is None:
-            self.split = self.encoding.split(self.wire, self.topic, self.origin)
+            self.split = self.encoding.split(self)
         return self.split
 
 
@@ -70,3 +81,30 @@ class Delivery(msgspec.Struct, gc=False):
     identifiers: tuple[int, ...] = ()
     group: "SharedGroup | None" = None
     """The shared group it was chosen from, which takes it back if its session goes away."""
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    @property
+    def is_priority(self) -> bool:
+        return self.message.priority
+
+    def size_bytes(self) -> int:
+        return self.message.size_bytes()
+
+    def one(self, packet_id: int) -> "Delivery":
+        return self
+
+
+class DeliveryRun(msgspec.Struct, gc=False):
+    """A run in flight to one session under consecutive packet ids."""
+
+    run: Run
+    first_id: int
+    qos: int
+    group: None = None
+
+    def one(self, packet_id: int) -> Delivery:
+        """The delivery that went out under this id."""
+        return Delivery(self.run.messages()[packet_id - self.first_id], self.qos, False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from polybus.broker.message import Delivery, Message
+from polybus.broker.message import Delivery, DeliveryRun, Message, Run
 
 if TYPE_CHECKING:
     from polybus.broker.links import Link
@@ -36,44 +36,55 @@ class Will(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    """Deliveries that wait for their session, priority before regular."""
+    """What waits for its session, priority before regular: deliveries, and whole runs."""
 
-    __slots__ = ("priority", "regular", "size_bytes")
+    __slots__ = ("messages", "priority", "regular", "size_bytes")
 
     def __init__(self) -> None:
-        self.priority: deque[Delivery] = deque()
-        self.regular: deque[Delivery] = deque()
+        self.priority: deque[Delivery | Run] = deque()
+        self.regular: deque[Delivery | Run] = deque()
+        self.messages = 0
         self.size_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self.priority) + len(self.regular)
+    def push(self, item: Delivery | Run) -> None:
+        (self.priority if item.is_priority else self.regular).append(item)
+        self.messages += item.count
+        self.size_bytes += item.size_bytes()
 
-    def push(self, delivery: Delivery) -> None:
-        (self.priority if delivery.message.priority else self.regular).append(delivery)
-        self.size_bytes += delivery.message.size_bytes()
+    def first(self) -> Delivery | Run:
+        return (self.priority or self.regular)[0]
 
-    def pop(self) -> Delivery:
-        delivery = (self.priority or self.regular).popleft()
-        self.size_bytes -= delivery.message.size_bytes()
-        return delivery
+    def pop(self) -> Delivery | Run:
+        return self._taken((self.priority or self.regular).popleft())
 
-    def drop_oldest(self) -> Delivery:
-        """Give up the oldest regular delivery, or the oldest priority one if there is no other."""
-        delivery = (self.regular or self.priority).popleft()
-        self.size_bytes -= delivery.message.size_bytes()
-        return delivery
+    def drop_oldest(self) -> Delivery | Run:
+        """Give up the oldest regular item, or the oldest priority one if there is no other."""
+        return self._taken((self.regular or self.priority).popleft())
 
-    def take(self) -> Iterator[Delivery]:
-        """Empty the queue in order."""
-        while self.priority or self.regular:
-            yield self.pop()
+    def break_up(self, run: Run) -> None:
+        """Replace the run in front by its messages."""
+        self._taken(self.regular.popleft())
+        for message in reversed(run.messages()):
+            delivery = Delivery(message, run.qos, False)
+            self.regular.appendleft(delivery)
+            self.messages += 1
+            self.size_bytes += delivery.size_bytes()
+
+    def items(self) -> Iterator[Delivery | Run]:
+        yield from self.priority
+        yield from self.regular
+
+    def _taken(self, item: Delivery | Run) -> Delivery | Run:
+        self.messages -= item.count
+        self.size_bytes -= item.size_bytes()
+        return item
 
 
 class Session:
     """One client by its id. It outlives its connection if `expiry_s` is not zero.
 
-    `inflight` maps a packet id to the delivery that was sent under it and not yet acknowledged, or
-    to None once a QoS 2 delivery was received by the client and only its release is outstanding.
+    `inflight` maps a packet id to the delivery that was sent under it and not yet acknowledged (or
+    the run it was sent with), or to None once a QoS 2 delivery was received by the client and only its release is outstanding.
     `outstanding` counts those sent on the present connection: after a reconnect they differ until
     everything in `resend` went out again.
     """
@@ -104,7 +115,7 @@ class Session:
         self.user: str | None = None
         self.link: Link | None = None
         self.subscriptions: dict[str, Subscription] = {}
-        self.inflight: dict[int, Delivery | None] = {}
+        self.inflight: dict[int, Delivery | DeliveryRun | None] = {}
         self.outstanding = 0
         self.window = 0
         self.next_id = 1
@@ -131,7 +142,7 @@ class Session:
         return packet_id
 
     def queued(self) -> int:
-        return len(self.queue) if self.queue is not None else 0
+        return self.queue.messages if self.queue is not None else 0
 
     def load(self) -> int:
         """How much it still has to work off, for the choice within a shared group."""

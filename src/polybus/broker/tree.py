@@ -63,7 +63,7 @@ class TopicTree(Generic[T]):
             trail.append((node, level))
             node = child
         removed, node.value = node.value, None
-        while trail and node.value is None and not node.children:
+        while trail and not node.children and node.value is None:
             node, level = trail.pop()
             assert node.children is not None
             del node.children[level]

@@ -14,6 +14,7 @@ import tomli_w
 import typer
 
 import polybus
+from polybus.cli import messages
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import LISTENER_KEYS, Config, LogFormat, LogLevel, Overrides, load
@@ -165,6 +166,9 @@ def passwd(
             password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
         is_new = set_password(file, user, password.encode(errors="surrogateescape"))
     typer.echo(f"{'Added' if is_new else 'Changed'} {user} in {file}")
+
+
+messages.register(app)
 
 
 @contextmanager

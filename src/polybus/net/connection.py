@@ -103,8 +103,8 @@ class StreamPort:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self.write = transport.write
-        self.writelines = transport.writelines
+        self.write: Callable[[bytes], None] = transport.write
+        self.writelines: Callable[[list[bytes]], None] = transport.writelines
 
     def close(self) -> None:
         transport = self._transport

@@ -6,7 +6,7 @@ allows topic aliases or limits the packet size gets a `PrivateEncoding`.
 
 from typing import Final, Protocol
 
-from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message, MessageProperties
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message, MessageProperties, Run
 from polybus.wire.mqtt.codec import encode_publish_head, next_frame
 from polybus.wire.mqtt.packets import V5, PacketType, Properties
 from polybus.wire.mqtt.properties import encode_properties
@@ -29,8 +29,8 @@ class Mqtt311Encoding:
         rest_size = len(payload) + 2 if qos else len(payload)
         return encode_publish_head(message.topic, first_byte, rest_size), payload
 
-    def split(self, wire: bytes, topic: str, origin: str) -> list[Message]:
-        return _split(wire, topic, origin, 2 + len(topic.encode()))
+    def split(self, run: Run) -> list[Message]:
+        return _split(run, extra=0)
 
 
 class Mqtt5Encoding:
@@ -42,9 +42,8 @@ class Mqtt5Encoding:
         tail = _encode_properties(delivery, now) + delivery.message.payload
         return _head(delivery, delivery.message.topic, tail), tail
 
-    def split(self, wire: bytes, topic: str, origin: str) -> list[Message]:
-        # A run has no properties: one zero byte between topic and payload.
-        return _split(wire, topic, origin, 3 + len(topic.encode()))
+    def split(self, run: Run) -> list[Message]:
+        return _split(run, extra=1)  # a run has no properties: one zero byte before the payload
 
 
 class Congestible(Protocol):
@@ -80,8 +79,8 @@ class PrivateEncoding:
                 return parts
         return self._write(delivery, topic, None, now)
 
-    def split(self, wire: bytes, topic: str, origin: str) -> list[Message]:
-        return MQTT_5.split(wire, topic, origin)
+    def split(self, run: Run) -> list[Message]:
+        return MQTT_5.split(run)
 
     def _write(
         self, delivery: Delivery, topic: str, alias: int | None, now: float
@@ -147,10 +146,11 @@ def _encode_properties(delivery: Delivery, now: float, alias: int | None = None)
     return encode_properties(properties, PacketType.PUBLISH)
 
 
-def _split(wire: bytes, topic: str, origin: str, payload_at: int) -> list[Message]:
+def _split(run: Run, *, extra: int) -> list[Message]:
+    payload_at = 2 + len(run.topic.encode()) + (2 if run.qos else 0) + extra
     messages: list[Message] = []
     pos = 0
-    while (frame := next_frame(wire, pos, _ANY_SIZE)) is not None:
+    while (frame := next_frame(run.wire, pos, _ANY_SIZE)) is not None:
         _, start, pos = frame
-        messages.append(Message(topic, wire[start + payload_at : pos], origin=origin))
+        messages.append(Message(run.topic, run.wire[start + payload_at : pos], run.qos, origin=run.origin))
     return messages

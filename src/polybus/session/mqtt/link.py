@@ -24,7 +24,7 @@ from polybus.errors import PeerError
 from polybus.session.mqtt.connecting import RETURN_CODES, agree
 from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
 from polybus.session.mqtt.options import MqttOptions
-from polybus.session.mqtt.reader import MqttReader, State
+from polybus.session.mqtt.reader import PUBACK, MqttReader, State
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     NO_PROPERTIES,
@@ -309,6 +309,10 @@ class MqttLink(MqttReader):
     # -- publishing ---------------------------------------------------------------------------------
 
     def _on_publish(self, packet: Publish, session: Session) -> None:
+        if packet.properties.subscription_identifiers:
+            raise PeerError(
+                ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers", "MQTT-3.3.4-6"
+            )
         self.messages_in += 1
         if packet.qos:
             self._check_quota(session)
@@ -444,8 +448,9 @@ class MqttLink(MqttReader):
 
     def released(self, acknowledgements: list[bytes]) -> None:
         if self.unacknowledged:
-            pubacks = [a for a in acknowledgements if a[0] == 0x40]
-            self.unacknowledged = max(0, self.unacknowledged - len(pubacks))
+            # The PUBACKs of a run are one piece, of four bytes each.
+            pubacks = sum(len(a) >> 2 for a in acknowledgements if a[0] == PUBACK)
+            self.unacknowledged = max(0, self.unacknowledged - pubacks)
 
     def _reply(self, packet: Packet) -> None:
         self._reply_bytes(encode(packet, self.version))

@@ -8,6 +8,7 @@ as one piece, so that their cost is that of the bytes, not of the packets.
 """
 
 import logging
+import struct
 from enum import IntEnum
 from typing import Final
 
@@ -26,8 +27,17 @@ log = logging.getLogger("polybus.mqtt")
 CONNECT: Final = 0x10
 PUBLISH_QOS_0: Final = 0x30
 PUBLISH_QOS_1: Final = 0x32
+PUBLISH_QOS_2: Final = 0x34
 PUBACK: Final = 0x40
+PUBREC: Final = 0x50
+PUBREL: Final = 0x62
+PUBCOMP: Final = 0x70
+SHORT_ACKNOWLEDGEMENTS: Final = frozenset({PUBACK, PUBREC, PUBREL, PUBCOMP})
 PUBACK_PREFIX: Final = b"\x40\x02"
+PUBACK_TEMPLATE: Final = b"\x40\x02\0\0"
+PUBREC_TEMPLATE: Final = b"\x50\x02\0\0"
+TRACKED_RUN_BYTES: Final = 8192
+"""A run stays in memory until its last message is acknowledged, so it must not be long."""
 MAX_CACHED_PERMISSIONS: Final = 1024
 
 
@@ -155,17 +165,19 @@ class MqttReader(Link):
                     if taken:
                         pos = taken
                         continue
-                elif first_byte == PUBLISH_QOS_1:
-                    if self._publish_qos_1(data, start, stop):
+                elif first_byte == PUBLISH_QOS_1 or first_byte == PUBLISH_QOS_2:
+                    taken = self._publish_tracked_run(data, pos, start, stop, end)
+                    if taken:
+                        pos = taken
+                        continue
+                    if first_byte == PUBLISH_QOS_1 and self._publish_qos_1(data, start, stop):
                         pos = stop
                         continue
-                elif first_byte == PUBACK and stop - start == 2:
-                    packet_id = data[start] << 8 | data[start + 1]
-                    assert self.session is not None
-                    if not self.broker.dispatcher.acknowledge(self.session, packet_id):
-                        log.debug("PUBACK for nothing", extra={"fields": {"client_id": self.client_id}})
-                    pos = stop
-                    continue
+                elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS:
+                    taken = self._acknowledge_run(first_byte, data, pos, end)
+                    if taken:
+                        pos = taken
+                        continue
             body = data[start:stop]
             if self.state == State.NEW and first_byte == CONNECT:
                 self.version, _ = connect_version(body)  # so that even a bad CONNECT gets its answer
@@ -218,6 +230,91 @@ class MqttReader(Link):
             encoding = MQTT_5 if self.version == V5 else MQTT_311
             self.broker.publish_run(route, Run(route.topic, wire, count, encoding, self.client_id))
         self.spend(count)
+        return stop
+
+    def _publish_tracked_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
+        """Publish QoS 1 or 2 neighbours of one topic and size together; 0: there are none."""
+        if stop - start < 2:
+            return 0
+        topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+        size = stop - pos
+        prefix = data[pos:topic_end]
+        limit = min(end, pos + TRACKED_RUN_BYTES) - size
+        count = 1
+        while stop <= limit and data.startswith(prefix, stop):
+            stop += size
+            count += 1
+        id_at = topic_end - pos
+        if count == 1 or id_at + (3 if self.version == V5 else 2) > size or topic_end == start + 2:
+            return 0
+        wire = data[pos:stop]
+        if self.version == V5 and any(wire[id_at + 2 :: size]):
+            return 0  # properties
+        qos = 1 if data[pos] == PUBLISH_QOS_1 else 2
+        reply = bytearray((PUBACK_TEMPLATE if qos == 1 else PUBREC_TEMPLATE) * count)
+        reply[2::4] = wire[id_at::size]
+        reply[3::4] = wire[id_at + 1 :: size]
+        name = data[start + 2 : topic_end]
+        broker = self.broker
+        route = broker.routes.get(name) or self.new_route(name)
+        if self.permissions is not None and not self.may_publish(route.topic):
+            return 0
+        if not self._takes(qos, count, struct.unpack(f">{2 * count}H", reply)[1::2]):
+            return 0
+        encoding = MQTT_5 if self.version == V5 else MQTT_311
+        broker.publish_run(route, Run(route.topic, wire, count, encoding, self.client_id, qos, size, id_at))
+        self.messages_in += count
+        broker.hold(self, bytes(reply))
+        self.spend(count)
+        return stop
+
+    def _takes(self, qos: int, count: int, packet_ids: tuple[int, ...]) -> bool:
+        """Note the packet ids of a run as taken; False: one of them needs a closer look."""
+        session = self.session
+        assert session is not None
+        received = session.received
+        if self.version == V5:
+            under_way = self.unacknowledged + (len(received) if received is not None else 0)
+            if under_way + count > self.broker.limits.receive_maximum:
+                return False
+        if 0 in packet_ids:
+            return False
+        if qos == 1:
+            self.unacknowledged += count
+            return True
+        if received is None:
+            received = session.received = set()
+        if not received.isdisjoint(packet_ids) or len(set(packet_ids)) != count:
+            return False
+        received.update(packet_ids)
+        return True
+
+    def _acknowledge_run(self, first_byte: int, data: bytes, pos: int, end: int) -> int:
+        """Take as many acknowledgements of one kind as there are; 0: leave them to the codec."""
+        session = self.session
+        assert session is not None
+        header = data[pos : pos + 2]
+        stop = pos + 4
+        while data.startswith(header, stop):
+            stop += 4
+        if stop > end:
+            stop -= 4
+        count = (stop - pos) >> 2
+        packet_ids = struct.unpack_from(f">{2 * count}H", data, pos)[1::2]
+        dispatcher = self.broker.dispatcher
+        if first_byte == PUBACK:
+            dispatcher.acknowledge_all(session, packet_ids)
+        elif first_byte == PUBCOMP:
+            dispatcher.complete_all(session, packet_ids)
+        elif first_byte == PUBREC:
+            if not dispatcher.receive_all(session, packet_ids):
+                return 0
+            dispatcher.push(self, _with_first_bytes(PUBREL, data[pos:stop], count))
+        else:
+            if session.received is None or not session.received.issuperset(packet_ids):
+                return 0
+            session.received.difference_update(packet_ids)
+            self.broker.hold(self, _with_first_bytes(PUBCOMP, data[pos:stop], count))
         return stop
 
     def _publish_qos_1(self, data: bytes, start: int, stop: int) -> bool:
@@ -302,16 +399,23 @@ class MqttReader(Link):
 
     def resume(self, now: float) -> None:
         """Go on, first with what was read before the pause."""
-        if self.is_reading or self.state == State.CLOSED:
+        if self.is_reading:
             return
         self.is_reading = True
         self.last_seen = now
         parts, self._parts = self._parts, None
-        if parts is not None:
+        if parts is not None and self.state != State.CLOSED:
             self._consume(b"".join(parts))
-        if self.is_reading and self.state != State.CLOSED:
+        if self.is_reading:
             self.port.resume_reading()
         self.broker.stir()
+
+
+def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> bytes:
+    """The same packet ids under another packet type."""
+    changed = bytearray(acknowledgements)
+    changed[::4] = bytes((first_byte,)) * count
+    return bytes(changed)
 
 
 class _Resume:
