@@ -562,6 +562,7 @@ class MqttLink(MqttReader):
         if self.state == State.CLOSED:
             return
         self.state = State.CLOSED
+        self.is_reading = False  # [MQTT-3.1.4-6] nothing that came behind is looked at
         self._connect = None
         self._exchange = None
         self.forget_parts()

@@ -399,16 +399,19 @@ class MqttReader(Link):
 
     def resume(self, now: float) -> None:
         """Go on, first with what was read before the pause."""
-        if self.is_reading:
+        if self.is_reading or self.is_closed():
             return
         self.is_reading = True
         self.last_seen = now
         parts, self._parts = self._parts, None
-        if parts is not None and self.state != State.CLOSED:
+        if parts is not None:
             self._consume(b"".join(parts))
-        if self.is_reading:
+        if self.is_reading and not self.is_closed():
             self.port.resume_reading()
         self.broker.stir()
+
+    def is_closed(self) -> bool:
+        return self.state == State.CLOSED
 
 
 def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> bytes:
