@@ -30,7 +30,7 @@ class Effort:
     connections: int
 
 
-FULL = Effort(runs=3, seconds=1.5, warmup_s=0.4, latency_s=4.0, connections=5000)
+FULL = Effort(runs=3, seconds=1.3, warmup_s=0.3, latency_s=4.0, connections=5000)
 QUICK = Effort(runs=1, seconds=0.3, warmup_s=0.1, latency_s=1.5, connections=2000)
 
 

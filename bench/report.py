@@ -14,6 +14,8 @@ from bench.loadgen import Sample
 from bench.scenarios import Metric
 
 NOTHING = "–"
+GENERATOR_BOUND = 0.9
+"""From this share of a core on, a rate may be the generator's and not the broker's: a lower bound."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,15 @@ class Row:
         if self.metric.aim is None or value is None:
             return NOTHING
         is_met = self.metric.aim.is_met(self.median(base) if base != candidate else None, value)
-        return NOTHING if is_met is None else "met" if is_met else "NOT MET"
+        if is_met is None:
+            return NOTHING
+        if self.is_lower_bound(base if is_met else candidate) and base != candidate:
+            return "unclear"
+        return "met" if is_met else "NOT MET"
+
+    def is_lower_bound(self, label: str) -> bool:
+        share = generator_share(self.samples.get(label, []))
+        return share is not None and share >= GENERATOR_BOUND
 
     def faults(self) -> list[str]:
         """Messages that were lost or came in another order: such a figure is not to be trusted."""
@@ -150,29 +160,26 @@ def main_grid(rows: Sequence[Row], contenders: Sequence[str]) -> Grid:
         *(f"CPU {name}" for name in contenders),
         "generator",
     ]
-    cells = []
-    for row in rows:
-        ratio = row.ratio(base, candidate)
-        cells.append(
-            [
-                row.name,
-                *(figure(row, label) for label in contenders),
-                NOTHING if ratio is None else f"{ratio:.2f}×",
-                row.metric.aim.text if row.metric.aim else NOTHING,
-                row.verdict(base, candidate),
-                short(row.ceiling[row.metric.key]) if row.ceiling else NOTHING,
-                *(cpu_us(row.samples.get(label, [])) for label in contenders),
-                " / ".join(busy(row.samples.get(label, [])) for label in contenders),
-            ]
-        )
+    cells = [
+        [
+            row.name,
+            *(figure(row, label) for label in contenders),
+            times(row, base, candidate),
+            row.metric.aim.text if row.metric.aim else NOTHING,
+            row.verdict(base, candidate),
+            short(row.ceiling[row.metric.key]) if row.ceiling else NOTHING,
+            *(cpu_us(row.samples.get(label, [])) for label in contenders),
+            " / ".join(busy(row.samples.get(label, [])) for label in contenders),
+        ]
+        for row in rows
+    ]
     return Grid(f"{candidate} beside {base}" if base != candidate else base, columns, cells)
 
 
 def idle_grid(rows: Sequence[Row]) -> Grid:
     cells = []
     for row in rows:
-        ratio = row.ratio("bare", "loaded")
-        shown = NOTHING if ratio is None else f"{ratio:.2f}×"
+        shown = times(row, "bare", "loaded")
         aim = row.metric.aim.text if row.metric.aim else NOTHING
         verdict = row.verdict("bare", "loaded")
         cpu = [cpu_us(row.samples.get(label, [])) for label in ("bare", "loaded")]
@@ -187,7 +194,7 @@ def figure(row: Row, label: str) -> str:
     if median is None:
         return NOTHING
     spread = f" ±{(max(values) - min(values)) / 2 / median:.0%}" if len(values) > 1 and median else ""
-    return f"{short(median)}{spread}"
+    return f"{'≥ ' if row.is_lower_bound(label) else ''}{short(median)}{spread}"
 
 
 def short(value: float) -> str:
@@ -208,11 +215,25 @@ def cpu_us(samples: Sequence[Sample]) -> str:
     return f"{statistics.median(used):.3g} µs" if used else NOTHING
 
 
-def busy(samples: Sequence[Sample]) -> str:
-    """The generator's share of a core. Near 100 % it may be the bottleneck."""
+def generator_share(samples: Sequence[Sample]) -> float | None:
+    """How much of a core the generator used."""
     shares = [s["generator_cpu_s"] / s["seconds"] for s in samples if "generator_cpu_s" in s]
-    return f"{statistics.median(shares):.0%}" if shares else NOTHING
+    return statistics.median(shares) if shares else None
+
+
+def busy(samples: Sequence[Sample]) -> str:
+    share = generator_share(samples)
+    return NOTHING if share is None else f"{share:.0%}"
+
+
+def times(row: Row, base: str, candidate: str) -> str:
+    """The ratio, with what is known of it when one of its sides is a lower bound."""
+    ratio = row.ratio(base, candidate)
+    if ratio is None:
+        return NOTHING
+    bounds = {(False, False): "", (False, True): "≥ ", (True, False): "≤ ", (True, True): "~ "}
+    return f"{bounds[row.is_lower_bound(base), row.is_lower_bound(candidate)]}{ratio:.2f}×"
 
 
 def colour(cell: str) -> str:
-    return {"met": "[green]met", "NOT MET": "[red]NOT MET"}.get(cell, cell)
+    return {"met": "[green]met", "NOT MET": "[red]NOT MET", "unclear": "[yellow]unclear"}.get(cell, cell)

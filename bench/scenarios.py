@@ -74,7 +74,7 @@ AIMS = {
 }
 # A publisher that repeats one topic and one size is the best case of a broker that handles runs of equal
 # packets together. These have no such runs: neighbours differ in topic and in size.
-MIXED = ((0, "1to1"), (0, "1to100"), (0, "100to1"), (0, "100pairs"), (1, "1to1"))
+MIXED = tuple((qos, pattern) for qos in (0, 1) for pattern in PATTERNS)
 
 
 def deliveries(name: str, meaning: str, aim: Aim | None, **options: float | str) -> Scenario:

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bench.loadgen import Sample
-from bench.report import Report, Row, short
+from bench.report import Report, Row, short, times
 from bench.scenarios import NO_WORSE, SIX_KILOBYTES, Aim, Metric, at_least
 
 
@@ -50,6 +50,28 @@ def test_ratios_are_those_of_medians() -> None:
     assert measured.ratio("slow", "fast") == 5.0
     assert measured.verdict("slow", "fast") == "met"
     assert row([499, 499, 499]).verdict("slow", "fast") == "NOT MET"
+
+
+@pytest.mark.parametrize(
+    ("share", "rate", "verdict", "shown"),
+    [
+        ({"slow": 0.5, "fast": 0.5}, 500.0, "met", "5.00×"),
+        ({"slow": 0.5, "fast": 0.95}, 500.0, "met", "≥ 5.00×"),
+        ({"slow": 0.5, "fast": 0.95}, 400.0, "unclear", "≥ 4.00×"),
+        ({"slow": 0.95, "fast": 0.5}, 500.0, "unclear", "≤ 5.00×"),
+        ({"slow": 0.95, "fast": 0.5}, 400.0, "NOT MET", "≤ 4.00×"),
+    ],
+)
+def test_a_rate_of_a_busy_generator_is_a_lower_bound(
+    share: dict[str, float], rate: float, verdict: str, shown: str
+) -> None:
+    samples: dict[str, list[Sample]] = {
+        label: [{**sample(value), "generator_cpu_s": share[label]}]
+        for label, value in (("slow", 100), ("fast", rate))
+    }
+    measured = Row("1to1", Metric("rate", "msg/s", aim=at_least(5)), samples)
+    assert measured.verdict("slow", "fast") == verdict
+    assert times(measured, "slow", "fast") == shown
 
 
 def test_one_broker_alone_has_no_ratio_and_no_verdict() -> None:
