@@ -71,3 +71,13 @@ class _RiddleExchange:
         if data is None or data == b"":
             return Challenge(b"six times seven?")
         return Verdict(allowed=False, bad_credentials=True, reason="that is not what six times seven is")
+
+
+class Broken:
+    """Fails at every question, as a database that is down would."""
+
+    def may_publish(self, user: str | None, client_id: str, topic: str) -> bool:
+        raise RuntimeError("no answer today")
+
+    def may_subscribe(self, user: str | None, client_id: str, topic_filter: str) -> bool:
+        raise RuntimeError("no answer today")

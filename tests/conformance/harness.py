@@ -131,10 +131,8 @@ class Client:
 
     def peek(self) -> type[Packet] | None:
         """The type of the packet that comes next, once all is quiet."""
-        if not self.bus.waits:
+        if not self.inbox:
             self._fill()
-        elif not self.inbox:
-            self._wait(time.monotonic())
         return type(self.inbox[0][0]) if self.inbox else None
 
     def expect_nothing(self) -> None:
@@ -189,6 +187,12 @@ class Client:
                 return self._buffer.hex()
             if not self.bus.waits or time.monotonic() > deadline:
                 pytest.fail(f"the connection is still open; got {self._buffer.hex()}")
+
+    def largest_frame(self) -> int:
+        """The size of the largest packet that has come in and was not expected yet, once all is quiet."""
+        self.bus.settle()
+        self._fill()
+        return max((len(frame) for _, frame in self.inbox), default=0)
 
     def received(self) -> list[Packet]:
         """Everything that has come in and was not expected yet, once all is quiet."""

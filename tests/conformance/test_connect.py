@@ -35,7 +35,7 @@ CONNACK_CODES = {
 }
 
 
-# -- the first packet, and no second one ---------------------------------------------------------
+# -- the first packet, and no second one -----------------------------------------------------------
 
 NOT_CONNECT = {
     "connack": "20020000",
@@ -96,7 +96,7 @@ def test_packets_sent_along_with_connect_are_answered_after_connack(bus: Bus) ->
     assert {type(p).__name__ for p in client.received()} == {"SubAck", "Publish"}
 
 
-# -- name, level, reserved flag ------------------------------------------------------------------
+# -- name, level, reserved flag --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [b"MQTX", b"mqtt", b"MQT", b"MQTTT", b"", b"MQIsdp"])
@@ -465,7 +465,7 @@ def test_a_refused_client_id_closes(bus: Bus) -> None:
     client.expect_closed_silently()
 
 
-# -- takeover ----------------------------------------------------------------------------------------
+# -- takeover --------------------------------------------------------------------------------------
 
 
 @rules(v311="MQTT-3.1.4-2", v5="MQTT-3.1.4-3 MQTT-3.14.4-2", wire=True)
@@ -487,7 +487,7 @@ def test_a_takeover_keeps_the_session(bus: Bus) -> None:
     new.expect(Publish, topic="t", payload=b"x")
 
 
-# -- keep alive ----------------------------------------------------------------------------------------
+# -- keep alive ------------------------------------------------------------------------------------
 
 
 @rules(v311="MQTT-3.1.2-24", v5="MQTT-3.1.2-22 MQTT-3.2.2-22")
@@ -549,7 +549,7 @@ def test_a_server_keep_alive_is_what_the_server_measures_by(bus: Bus) -> None:
     client.expect_closed(ReasonCode.KEEP_ALIVE_TIMEOUT)
 
 
-# -- what a client asks for in CONNECT -----------------------------------------------------------------
+# -- what a client asks for in CONNECT -------------------------------------------------------------
 
 
 @rules(v5="MQTT-3.1.2-28")
@@ -569,7 +569,7 @@ def test_pingreq_is_answered(bus: Bus) -> None:
     client.expect_nothing()
 
 
-# -- packets that only a server sends ------------------------------------------------------------------
+# -- packets that only a server sends --------------------------------------------------------------
 
 SERVER_ONLY = {
     "connack": "2003000000",

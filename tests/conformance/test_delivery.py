@@ -250,7 +250,7 @@ def test_pubrels_go_in_the_order_of_the_pubrecs(bus: Bus) -> None:
     assert [client.expect(PubRel).packet_id for _ in mixed] == mixed
 
 
-# -- flow control ------------------------------------------------------------------------------------
+# -- flow control ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("maximum", [1, 3, 10])

@@ -218,7 +218,7 @@ def test_what_arrives_matches_a_filter(bus: Bus) -> None:
     assert [p.topic for p in subscriber.received() if isinstance(p, Publish)] == ["a/b/c", "a//c", "b", "b/x/y"]
 
 
-# -- properties --------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------
 
 PROPERTIES = Properties(
     payload_format_indicator=1,
@@ -266,7 +266,7 @@ def test_properties_stay_with_retained_and_stored_messages(bus: Bus) -> None:
     assert late.expect(Publish, payload=b"x", retain=True).properties == PROPERTIES
 
 
-# -- expiry --------------------------------------------------------------------------------------------
+# -- expiry ----------------------------------------------------------------------------------------
 
 
 @rules(v5="MQTT-3.3.2-6")
@@ -322,7 +322,7 @@ def test_a_message_that_waits_for_a_quota_expires_too(bus: Bus) -> None:
     slow.expect(Publish, payload=b"stays")
 
 
-# -- permission ----------------------------------------------------------------------------------------
+# -- permission ------------------------------------------------------------------------------------
 
 
 @rules(v311="MQTT-3.3.5-2", v5="MQTT-3.4.2-1 MQTT-3.5.2-1")

@@ -136,7 +136,7 @@ def test_ids_of_both_directions_are_independent(bus: Bus) -> None:
     client.expect_nothing()
 
 
-# -- the server's receive maximum ---------------------------------------------------------------------
+# -- the server's receive maximum ------------------------------------------------------------------
 
 
 @rules(v5="MQTT-3.3.4-7", wire=True)

@@ -122,7 +122,7 @@ def test_delivery_is_at_the_lower_qos(bus: Bus, published: int, granted: int) ->
     client.expect(Publish, payload=b"x", qos=min(published, granted))
 
 
-# -- overlapping filters --------------------------------------------------------------------------------
+# -- overlapping filters ---------------------------------------------------------------------------
 
 
 @rules(v311="MQTT-3.3.5-1", v5="MQTT-3.3.4-2", wire=True)
@@ -211,7 +211,7 @@ def test_no_local_goes_by_client_id_not_by_connection(bus: Bus) -> None:
     client.expect(Publish, payload=b"own")
 
 
-# -- unsubscribing ------------------------------------------------------------------------------------------
+# -- unsubscribing ---------------------------------------------------------------------------------
 
 
 @rules(
@@ -294,7 +294,7 @@ def test_deliveries_that_have_begun_are_completed_after_a_reconnect(bus: Bus) ->
     again.expect(Publish, payload=b"two", dup=True, packet_id=two.packet_id)
 
 
-# -- packets that are not well-formed ------------------------------------------------------------------------
+# -- packets that are not well-formed --------------------------------------------------------------
 
 BAD = [
     *(

@@ -211,7 +211,7 @@ def test_every_plane_of_unicode_passes(bus: Bus) -> None:
     client.expect(Publish(topic, b"x"))
 
 
-# -- shared subscriptions --------------------------------------------------------------------------------
+# -- shared subscriptions --------------------------------------------------------------------------
 
 
 def _members(bus: Bus) -> list[Client]:

@@ -103,7 +103,7 @@ def test_disconnect_with_will_publishes_it(bus: Bus) -> None:
     watcher.expect(Publish("will/c", b"gone"))
 
 
-# -- delay -------------------------------------------------------------------------------------------
+# -- delay -----------------------------------------------------------------------------------------
 
 
 def _delayed(delay_s: int, payload: bytes = b"gone") -> Will:
@@ -156,7 +156,7 @@ def test_the_end_of_the_session_ends_the_delay(bus: Bus) -> None:
     watcher.expect(Publish, payload=b"clean")
 
 
-# -- properties ---------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------
 
 
 @rules(v5="MQTT-3.1.3-10 MQTT-3.1.2-8")
