@@ -224,6 +224,12 @@ class MqttLink(MqttReader):
             self.encoding = (
                 PrivateEncoding(self, agreement.max_aliases, agreement.max_packet_size) if private else MQTT_5
             )
+        properties = agreement.properties
+        if self._method is not None:
+            properties = msgspec.structs.replace(
+                properties, authentication_method=self._method, authentication_data=verdict.data
+            )
+        self._frame(ConnAck(0, False, properties))  # raises if the client cannot take it
         self.state = State.CONNECTED
         session, present = broker.open(
             self,
@@ -233,11 +239,6 @@ class MqttLink(MqttReader):
             will=will,
             window=agreement.window,
         )
-        properties = agreement.properties
-        if self._method is not None:
-            properties = msgspec.structs.replace(
-                properties, authentication_method=self._method, authentication_data=verdict.data
-            )
         self._reply(ConnAck(0, present, properties))  # [MQTT-3.2.0-1] before anything that waited
         broker.dispatcher.pump(session)
         session.user = verdict.user
@@ -314,12 +315,12 @@ class MqttLink(MqttReader):
                 ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers", "MQTT-3.3.4-6"
             )
         self.messages_in += 1
-        if packet.qos:
-            self._check_quota(session)
         route = self._route_of(packet)
         if packet.qos == 2 and session.received is not None and packet.packet_id in session.received:
             self._acknowledge(PubRec(packet.packet_id))  # [MQTT-4.3.3-10] again, but not published again
             return
+        if packet.qos:
+            self._check_quota(session)
         if not self.may_publish(route.topic):
             self._refuse_publish(packet, ReasonCode.NOT_AUTHORIZED)
             return
@@ -444,7 +445,7 @@ class MqttLink(MqttReader):
 
     def _acknowledge(self, packet: Packet) -> None:
         """Reply once everything that came before is safe."""
-        self.broker.hold(self, encode(packet, self.version))
+        self.broker.hold(self, self._frame(packet))
 
     def released(self, acknowledgements: list[bytes]) -> None:
         if self.unacknowledged:
@@ -453,7 +454,15 @@ class MqttLink(MqttReader):
             self.unacknowledged = max(0, self.unacknowledged - pubacks)
 
     def _reply(self, packet: Packet) -> None:
-        self._reply_bytes(encode(packet, self.version))
+        self._reply_bytes(self._frame(packet))
+
+    def _frame(self, packet: Packet) -> bytes:
+        frame = encode(packet, self.version)
+        if self._max_packet_size is not None and len(frame) > self._max_packet_size:
+            raise PeerError(
+                ReasonCode.PACKET_TOO_LARGE, "the answer is larger than the client takes", "MQTT-3.1.2-24"
+            )
+        return frame
 
     def _reply_bytes(self, frame: bytes) -> None:
         self.broker.dispatcher.push(self, frame)
@@ -549,10 +558,12 @@ class MqttLink(MqttReader):
             self._last_word(ConnAck(ConnectReturnCode(return_code)))
 
     def _last_word(self, packet: ConnAck | Disconnect) -> None:
+        limit = self._max_packet_size
         frame = encode(packet, self.version)
-        if self._max_packet_size is not None and len(frame) > self._max_packet_size:
-            packet = msgspec.structs.replace(packet, properties=NO_PROPERTIES)
-            frame = encode(packet, self.version)
+        if limit is not None and len(frame) > limit:
+            frame = encode(msgspec.structs.replace(packet, properties=NO_PROPERTIES), self.version)
+            if len(frame) > limit:
+                return
         if self.blocked:  # a peer that does not read gets no more than this
             self.outbox.clear()
             self.blocked = False

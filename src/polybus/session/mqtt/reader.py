@@ -126,6 +126,10 @@ class MqttReader(Link):
             self.fail(error)
         except UnicodeDecodeError:
             self.fail(PeerError(ReasonCode.MALFORMED_PACKET, "a topic name is not UTF-8", "MQTT-1.5.4-1"))
+        except Exception:
+            # Our own fault: it costs this connection, and must not cost any other.
+            log.exception("internal error", extra={"fields": {"client_id": self.client_id}})
+            self.fail(PeerError(ReasonCode.UNSPECIFIED_ERROR, "internal error"))
         if self.state != State.CLOSED and pos < len(data):
             rest = data[pos:] if pos else data
             self._parts = [rest]
@@ -301,6 +305,8 @@ class MqttReader(Link):
             stop -= 4
         count = (stop - pos) >> 2
         packet_ids = struct.unpack_from(f">{2 * count}H", data, pos)[1::2]
+        if 0 in packet_ids:
+            return 0
         dispatcher = self.broker.dispatcher
         if first_byte == PUBACK:
             dispatcher.acknowledge_all(session, packet_ids)
