@@ -2,3 +2,7 @@
 
 `python -m tests.conformance` runs them and prints what is covered; `docs/conformance.md` explains.
 """
+
+import pytest
+
+pytest.register_assert_rewrite(f"{__name__}.harness")

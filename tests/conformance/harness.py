@@ -293,7 +293,7 @@ class Bus:
     def __init__(self, version: int, transport: str) -> None:
         self.version = version
         self.transport = transport
-        self.waits = transport != "memory"
+        self.waits = transport in ("tcp", "websocket")
         self._setup = Setup()
         self._server: Server | None = None
         self._clients: list[Client] = []

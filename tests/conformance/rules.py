@@ -10,16 +10,18 @@ from polybus.wire.mqtt.packets import V5, V311
 NAMES = {V311: "v311", V5: "v5"}
 
 
-def rules(*, v311: str = "", v5: str = "", wire: bool = False) -> pytest.MarkDecorator:
+def rules(*, v311: str = "", v5: str = "", wire: bool = False, on: Iterable[str] = ()) -> pytest.MarkDecorator:
     """Run the test against a fresh `bus` of each version that has statements here.
 
-    The ids are separated by spaces. `wire`: also over a real socket.
+    The ids are separated by spaces. `wire`: in memory, in memory a byte at a time, and over a
+    real socket; `on`: only over these.
     """
+    transports = list(on) or (["memory", "bytewise", "tcp"] if wire else ["memory"])
     params = [
         pytest.param((version, transport), id=_id(version, transport), marks=cites(version, ids))
         for version, ids in ((V311, v311), (V5, v5))
         if ids
-        for transport in (["memory", "tcp"] if wire else ["memory"])
+        for transport in transports
     ]
     return pytest.mark.parametrize("bus", params, indirect=True)
 

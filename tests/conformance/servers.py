@@ -1,4 +1,4 @@
-"""Where a conformance case runs: the real session code in memory, or a served broker over TCP."""
+"""Where a conformance case runs: the real session code in memory, or a served broker over a network."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as connect_websocket
+from websockets.typing import Subprotocol
 
 from polybus.broker.access import Access
 from polybus.broker.broker import Broker
@@ -66,7 +69,10 @@ class Server(Protocol):
 
 
 def start(transport: str, setup: Setup) -> Server:
-    return MemoryServer(setup) if transport == "memory" else TcpServer(setup)
+    """`memory`, `bytewise` (memory, a byte at a time), `tcp` or `websocket`."""
+    if transport in ("memory", "bytewise"):
+        return MemoryServer(setup, bytewise=transport == "bytewise")
+    return NetworkServer(setup, transport)
 
 
 # -- in memory ---------------------------------------------------------------------------------------
@@ -75,8 +81,9 @@ def start(transport: str, setup: Setup) -> Server:
 class MemoryServer:
     """A broker and its links under a clock that only `advance` moves."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, bytewise: bool = False) -> None:
         self.now = 1_000_000.0
+        self.bytewise = bytewise
         self.broker = Broker(setup.limits, access=setup.access, wake=self._wake)
         self.broker.now = self.now
         self._options = setup.options
@@ -144,7 +151,10 @@ class MemoryConnection:
     # the client's end
 
     def send(self, data: bytes) -> None:
-        self._to_server.append(data)
+        if self._server.bytewise:
+            self._to_server += [data[at : at + 1] for at in range(len(data))]
+        else:
+            self._to_server.append(data)
         self._server.settle()
 
     def receive(self) -> bytes:
@@ -195,27 +205,32 @@ class MemoryConnection:
             self.link.on_closed(self._server.now)
 
 
-# -- over TCP ------------------------------------------------------------------------------------------
+# -- over a network ------------------------------------------------------------------------------------------
 
 
-class TcpServer:
+class NetworkServer:
     """A served broker on a loopback port, with an event loop in a thread of its own."""
 
-    def __init__(self, setup: Setup, kind: str = "tcp") -> None:
+    def __init__(self, setup: Setup, transport: str) -> None:
         self._thresholds = gc.get_threshold()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._sockets: list[TcpConnection] = []
-        self._server = self._call(_serve(setup, kind))
+        self._is_websocket = transport == "websocket"
+        self._connections: list[TcpConnection | WebSocketConnection] = []
+        self._server = self._call(_serve(setup, transport))
         self._is_stopped = False
         self.url = self._server.urls[0]
 
-    def open(self) -> "TcpConnection":
-        address = urlsplit(self.url)
-        connection = TcpConnection((str(address.hostname), address.port or 0))
-        self._sockets.append(connection)
+    def open(self) -> Connection:
+        connection = WebSocketConnection(self.url) if self._is_websocket else TcpConnection(self.address)
+        self._connections.append(connection)
         return connection
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = urlsplit(self.url)
+        return str(url.hostname), url.port or 0
 
     def advance(self, seconds: float) -> None:
         raise NotImplementedError("time cannot be moved over a real network: run this case in memory")
@@ -228,7 +243,7 @@ class TcpServer:
         self._call(self._server.stop())
 
     def close(self) -> None:
-        for connection in self._sockets:
+        for connection in self._connections:
             connection.drop()
         if not self._is_stopped:
             self.stop()
@@ -273,6 +288,43 @@ class TcpConnection:
     def drop(self) -> None:
         self._is_closed = True
         self._socket.close()
+
+
+class WebSocketConnection:
+    """One binary frame for each piece sent; `frames` are what the server sent, as they came."""
+
+    def __init__(self, url: str) -> None:
+        self._stack = contextlib.ExitStack()
+        offer = connect_websocket(url, subprotocols=[Subprotocol("mqtt")], compression=None)
+        self.websocket = self._stack.enter_context(offer)
+        self.frames: list[bytes | str] = []
+        self._is_closed = False
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            self.websocket.send(data)
+
+    def receive(self) -> bytes:
+        try:
+            frame = self.websocket.recv(timeout=PATIENCE_S)
+        except TimeoutError:
+            return b""
+        except ConnectionClosed:
+            self._is_closed = True
+            return b""
+        self.frames.append(frame)
+        return frame.encode() if isinstance(frame, str) else frame
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def drop(self) -> None:
+        """Like a network that fails: the socket goes, no closing frame does."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self.websocket.socket.shutdown(socket.SHUT_RDWR)
+        self._stack.close()
 
 
 async def _serve(setup: Setup, kind: str) -> NetServer:
