@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .coverage import Coverage, measure
@@ -76,7 +77,7 @@ def _print_tables(coverages: list[Coverage], *, ran: bool) -> None:
             for column in ("statement", "", "what it says", "reason"):
                 table.add_column(column, overflow="fold")
             for line in lines:
-                table.add_row(line.rule, line.state, line.says, line.reason)
+                table.add_row(line.rule, line.state, escape(line.says), escape(line.reason))
             console.print(table)
         for rule in c.unknown:
             console.print(f"{c.title} has no {rule}, but a test cites it", style="bold red")
