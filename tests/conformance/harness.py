@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from polybus.broker.access import Access
+from polybus.broker.journal import Journal
 from polybus.broker.limits import Limits
 from polybus.session.mqtt import MqttOptions
 from polybus.wire.mqtt.codec import decode, encode, next_frame
@@ -304,11 +305,14 @@ class Bus:
         limits: Limits | None = None,
         access: Access | None = None,
         options: MqttOptions | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Before the first connection."""
         assert self._server is None
         old = self._setup
-        self._setup = Setup(limits or old.limits, access or old.access, options or old.options)
+        self._setup = Setup(
+            limits or old.limits, access or old.access, options or old.options, journal or old.journal
+        )
 
     @property
     def server(self) -> Server:

@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 
 from polybus.broker.access import Access
 from polybus.broker.broker import Broker
+from polybus.broker.journal import Journal
 from polybus.broker.limits import Limits
 from polybus.net.server import Server as NetServer
 from polybus.ops.config import Config, Listener, Mqtt
@@ -33,6 +34,8 @@ class Setup(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     access: Access = Access()
     options: MqttOptions = MqttOptions()
+    journal: Journal | None = None
+    """In memory only. None: every commit is done at once."""
 
 
 class Connection(Protocol):
@@ -84,7 +87,7 @@ class MemoryServer:
     def __init__(self, setup: Setup, *, bytewise: bool = False) -> None:
         self.now = 1_000_000.0
         self.bytewise = bytewise
-        self.broker = Broker(setup.limits, access=setup.access, wake=self._wake)
+        self.broker = Broker(setup.limits, access=setup.access, journal=setup.journal, wake=self._wake)
         self.broker.now = self.now
         self._options = setup.options
         self._client_ids = itertools.count(1)

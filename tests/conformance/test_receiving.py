@@ -1,11 +1,15 @@
 """QoS 1 and 2 from a publisher (sections 4.3, 4.6 and 4.9): ownership, repeats, quota."""
 
+from collections.abc import Callable
+
 import pytest
 
 from polybus.broker.access import Access
 from polybus.broker.limits import Limits
 from polybus.wire.mqtt.packets import (
     V5,
+    PingReq,
+    PingResp,
     Properties,
     PubAck,
     PubComp,
@@ -136,6 +140,62 @@ def test_ids_of_both_directions_are_independent(bus: Bus) -> None:
     client.send(PubRel(down), PubComp(down))
     client.expect(PubComp(down))
     client.expect_nothing()
+
+
+class SlowDisk:
+    """A journal whose commits are done when `write` is called."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def commit(self, done: Callable[[], None]) -> None:
+        self._waiting.append(done)
+
+    def write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done()
+
+
+@rules(
+    v311="MQTT-4.3.2-2 MQTT-4.3.3-2 MQTT-4.6.0-2",
+    v5="MQTT-4.3.2-4 MQTT-4.3.3-8 MQTT-4.3.3-11 MQTT-4.6.0-2",
+)
+def test_ownership_is_confirmed_when_it_is_safe(bus: Bus) -> None:
+    """An acknowledgement leaves after its commit; what promises nothing does not wait."""
+    disk = SlowDisk()
+    bus.configure(journal=disk)
+    client = bus.connect("p")
+    for packet_id in (1, 2):
+        client.send(Publish("t", b"x", 1, packet_id=packet_id), Publish("t", b"x", 2, packet_id=10 + packet_id))
+    client.send(PingReq())
+    client.expect(PingResp())
+    client.expect_nothing()
+    disk.write()
+    bus.settle()
+    acks = [(type(p), p.packet_id) for p in client.received() if isinstance(p, PubAck | PubRec)]
+    assert acks == [(PubAck, 1), (PubRec, 11), (PubAck, 2), (PubRec, 12)]
+    client.send(PubRel(11))
+    client.expect_nothing()
+    disk.write()
+    bus.settle()
+    client.expect(PubComp(11))
+
+
+@rules(v311="MQTT-4.3.2-2 MQTT-4.3.3-2", v5="MQTT-4.3.2-4 MQTT-4.3.3-10")
+def test_a_commit_that_outlives_its_connection_acknowledges_nothing(bus: Bus) -> None:
+    """The client does not know, so it sends again: QoS 1 arrives again, QoS 2 does not."""
+    disk = SlowDisk()
+    bus.configure(journal=disk)
+    client = bus.connect("p", keeps=True)
+    client.send(Publish("t", b"one", 1, packet_id=1), Publish("t", b"two", 2, packet_id=2))
+    client.drop()
+    again = bus.connect("p", keeps=True)
+    disk.write()
+    again.expect_nothing()
+    again.send(Publish("t", b"one", 1, dup=True, packet_id=1), Publish("t", b"two", 2, dup=True, packet_id=2))
+    disk.write()
+    assert {type(p).__name__ for p in again.received()} == {"PubAck", "PubRec"}
 
 
 # -- the server's receive maximum ------------------------------------------------------------------
