@@ -30,6 +30,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """The identity that authorization decides by; None is anonymous."""
     bad_credentials: bool = False
     """Refused for a wrong user name or password, rather than for not being welcome."""
+    busy: bool = False
+    """Refused only because too many are asking at once."""
     reason: str = ""
     data: bytes | None = None
     """Last word of an enhanced authentication, sent along with the success."""

@@ -21,7 +21,7 @@ from polybus.broker.retained import Retained
 from polybus.broker.sessions import Session, Subscription, Will
 from polybus.broker.shared import Choose
 from polybus.broker.stats import Stats
-from polybus.broker.subscriptions import Route, Subscriptions
+from polybus.broker.subscriptions import Plan, Route, Subscriptions
 from polybus.broker.timers import Timers
 
 log = logging.getLogger("polybus.broker")
@@ -30,6 +30,9 @@ LANE_BYTES: Final = 1024 * 1024
 """Published bytes past which the tick runs at once rather than after more reads."""
 
 MESSAGE_COST: Final = 128
+
+QUIET_S: Final = 0.0005
+"""Without a tick for this long, the next one need not wait for company."""
 
 
 class Broker:
@@ -58,12 +61,21 @@ class Broker:
         self._journal = journal or MemoryJournal()
         self._wake = wake
         self._is_awake = False
-        self._priority: list[tuple[Route, Message | Run]] = []
-        self._regular: list[tuple[Route, Message | Run]] = []
+        self._ticked_at = 0.0
+        self._priority: list[tuple[Plan, Message | Run]] = []
+        self._regular: list[tuple[Plan, Message | Run]] = []
         self._lane_bytes = 0
         self.awaiting: list[Link] = []
 
     # -- the tick ---------------------------------------------------------------------------
+
+    def settle(self, now: float) -> None:
+        """A read is done. In quiet times its tick comes at once; in a busy time it can wait for other
+        reads that are there already, and serve them all."""
+        if now - self._ticked_at > QUIET_S and not self._is_awake:
+            self.tick(now)
+        else:
+            self.stir()
 
     def stir(self) -> None:
         """Something happened: see to it that a tick comes."""
@@ -73,7 +85,7 @@ class Broker:
 
     def tick(self, now: float) -> None:
         self._is_awake = False
-        self.now = self.dispatcher.now = now
+        self.now = self.dispatcher.now = self._ticked_at = now
         self.stats.ticks += 1
         self.drain()
         if self.dispatcher.replaying:
@@ -91,7 +103,6 @@ class Broker:
 
     def drain(self) -> None:
         """Route everything in the lanes. What is published meanwhile (wills) is routed too."""
-        subscriptions = self.subscriptions
         dispatcher = self.dispatcher
         while self._priority or self._regular or self.registry.due_wills:
             self._collect_wills()
@@ -100,8 +111,7 @@ class Broker:
             else:
                 lane, self._regular = self._regular, []
                 self._lane_bytes = 0
-            for route, item in lane:
-                plan = route.plan or subscriptions.plan(route)
+            for plan, item in lane:
                 if isinstance(item, Run):
                     if item.qos:
                         dispatcher.deliver_tracked_run(plan, item)
@@ -169,20 +179,19 @@ class Broker:
     # -- what links ask for -------------------------------------------------------------------
 
     def publish(self, route: Route, message: Message) -> None:
+        """Put a message into its lane. Its audience is that of this moment: whatever changes
+        subscriptions drains the lanes first."""
         self.stats.messages_received += 1
         route.messages += 1
-        if message.priority:
-            self._priority.append((route, message))
-        else:
-            self._regular.append((route, message))
+        plan = route.plan or self.subscriptions.plan(route)
+        (self._priority if message.priority else self._regular).append((plan, message))
         self._lane_bytes += len(message.payload) + MESSAGE_COST
         if self._lane_bytes > LANE_BYTES:
             self.tick(self.now)
 
-    def publish_run(self, route: Route, run: Run) -> None:
+    def publish_run(self, plan: Plan, run: Run) -> None:
         self.stats.messages_received += run.count
-        route.messages += run.count
-        self._regular.append((route, run))
+        self._regular.append((plan, run))
         self._lane_bytes += len(run.wire)
         if self._lane_bytes > LANE_BYTES:
             self.tick(self.now)

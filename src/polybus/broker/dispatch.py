@@ -116,12 +116,9 @@ class Dispatcher:
         inflight.update(dict.fromkeys(ids, DeliveryRun(run, first_id, run.qos)))
         session.next_id = first_id + count
         session.outstanding += count
-        wire = bytearray(run.wire)
-        wire[run.id_at :: run.size] = _HIGH_BYTES[first_id : first_id + count]
-        wire[run.id_at + 1 :: run.size] = _LOW_BYTES[first_id : first_id + count]
         if not link.outbox:
             self.dirty.append(link)
-        link.outbox.append(bytes(wire))
+        link.outbox.append(_with_ids(run, first_id))
         link.messages_out += count
         return True
 
@@ -627,6 +624,22 @@ _HIGH_BYTES: Final = bytes(n >> 8 for n in range(MAX_PACKET_ID + 1))
 _LOW_BYTES: Final = bytes(n & 0xFF for n in range(MAX_PACKET_ID + 1))
 _EXHAUSTED: Final = object()
 _MISSING: Final = Delivery(Message("", b""), 0, False)
+
+
+def _with_ids(run: Run, first_id: int) -> bytes:
+    """The bytes of a run with consecutive packet ids."""
+    wire = bytearray(run.wire)
+    high = _HIGH_BYTES[first_id : first_id + run.count]
+    low = _LOW_BYTES[first_id : first_id + run.count]
+    ids_at = run.ids_at
+    if isinstance(ids_at, range):
+        wire[ids_at.start :: ids_at.step] = high
+        wire[ids_at.start + 1 :: ids_at.step] = low
+    else:
+        for at, high_byte, low_byte in zip(ids_at, high, low, strict=True):
+            wire[at] = high_byte
+            wire[at + 1] = low_byte
+    return bytes(wire)
 
 
 def _queue_size(session: Session) -> int:

@@ -1,5 +1,6 @@
 """What travels: one message, a run of messages, and one message on its way to a session."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -42,21 +43,20 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Run(msgspec.Struct, gc=False):
-    """Messages of one publisher to one topic, one behind the other as they came in.
+    """Messages of one publisher to one audience, one behind the other as they came in.
 
-    `wire` is forwarded to everyone who speaks `encoding`: at QoS 0 as it is; at QoS 1 and 2, where
-    every packet has the same `size` and its packet id at `id_at`, with other ids in the places of
-    the publisher's. `messages` takes it apart for everyone else, once.
+    `wire` is forwarded to everyone who speaks `encoding`: at QoS 0 as it is; at QoS 1 and 2 with
+    other packet ids in the places `ids_at` of the publisher's. `messages` takes it apart for
+    everyone else, once.
     """
 
-    topic: str
     wire: bytes
     count: int
     encoding: "Encoding"
     origin: str
     qos: int = 0
-    size: int = 0
-    id_at: int = 0
+    ids_at: Sequence[int] = ()
+    """A range if all packets are alike, which makes it cheaper."""
     split: list[Message] | None = None
 
     @property

@@ -84,8 +84,8 @@ class Session:
     """One client by its id. It outlives its connection if `expiry_s` is not zero.
 
     `inflight` maps a packet id to the delivery that was sent under it and not yet acknowledged (or
-    the run it was sent with), or to None once a QoS 2 delivery was received by the client and only its release is outstanding.
-    `outstanding` counts those sent on the present connection: after a reconnect they differ until
+    the run it was sent with), or to None once a QoS 2 delivery was received by the client and only
+    its release is outstanding. `outstanding` counts those sent on the present connection: after a reconnect they differ until
     everything in `resend` went out again.
     """
 

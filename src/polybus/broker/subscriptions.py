@@ -7,6 +7,7 @@ of cached names.
 """
 
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -17,6 +18,9 @@ from polybus.broker.tree import TopicTree
 
 MAX_ROUTES: Final = 100_000
 """Cached topic names. Past it the oldest tenth makes room."""
+
+MAX_SHARED_AUDIENCE: Final = 16
+"""Subscribers up to which plans are compared: with more, routing is the smaller part anyway."""
 
 
 class Cohort(msgspec.Struct, gc=False):
@@ -36,7 +40,7 @@ class Selective(msgspec.Struct, gc=False):
     of_its_own: Cohort | None
 
 
-class Plan(msgspec.Struct, gc=False):
+class Plan(msgspec.Struct, weakref=True):
     cohorts: list[Cohort]
     selective: list[Selective]
     groups: list[SharedGroup]
@@ -78,6 +82,8 @@ class Subscriptions:
         self._names: TopicTree[Route] = TopicTree()
         self.routes: dict[bytes, Route] = {}
         self.count = 0
+        # Keyed by identity: a plan that lives keeps its sessions alive, so their ids stay theirs.
+        self._audiences: WeakValueDictionary[tuple[tuple[int, ...], ...], Plan] = WeakValueDictionary()
 
     def route(self, name: bytes) -> Route:
         """The route of a topic name that `routes` does not have yet.
@@ -100,8 +106,15 @@ class Subscriptions:
     def plan(self, route: Route) -> Plan:
         plan = route.plan
         if plan is None:
-            plan = route.plan = _make_plan(self._filters.match_name(route.topic))
+            plan = route.plan = self._shared(_make_plan(self._filters.match_name(route.topic)))
         return plan
+
+    def _shared(self, plan: Plan) -> Plan:
+        """Topics with the same audience share one plan, so that their messages can travel together."""
+        if not plan.is_plain or len(plan.plain) > MAX_SHARED_AUDIENCE:
+            return plan
+        key = tuple((c.qos, c.retain_as_published, *map(id, c.sessions)) for c in plan.cohorts)
+        return self._audiences.setdefault(key, plan)
 
     def add(self, session: Session, topic_filter: str, subscription: Subscription) -> bool:
         """Add or replace; True if it is new."""

@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeAlias
 
@@ -126,9 +127,12 @@ class Subscription:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._current = None  # not handled
-        await self.close()
+        if error is None:
+            await self.close()
+            return
+        self._current = None  # not handled
+        with suppress(ClientError):  # what went wrong first is what the caller wants to hear of
+            await self.close()
 
     # --- the application's end --------------------------------------------------------------------
 

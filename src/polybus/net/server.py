@@ -11,21 +11,22 @@ import logging
 import os
 import secrets
 import signal
-import sys
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 import polybus
 from polybus.broker.broker import Broker
 from polybus.broker.links import Port
 from polybus.errors import ConfigError, PolybusError
-from polybus.net.connection import Connection, Peer
+from polybus.net.connection import LINGER_S, Connection, Peer
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
-from polybus.ops.access import build_access
+from polybus.ops.access import build_access, close_access
 from polybus.ops.config import Config, Listener
 from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
@@ -86,6 +87,7 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._sockets: list[Path] = []
         self._connections: set[Connection] = set()
+        self._emptied = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeper: asyncio.TimerHandle | None = None
         self._sys_topics = SysTopics(self.broker, self.loop.time())
@@ -111,25 +113,30 @@ class Server:
                 handle.cancel()
         self.broker.now = self.loop.time()
         self.broker.stop()
-        deadline = self.loop.time() + 2.0
-        while self._connections and self.loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        await self._wait_until_empty(LINGER_S)
         for connection in list(self._connections):
             connection.abort()
-        await asyncio.sleep(0)
+        await self._wait_until_empty(1.0)
+        close_access(self.broker.access)
         log.info("stopped")
+
+    async def _wait_until_empty(self, timeout_s: float) -> None:
+        if self._connections:
+            self._emptied.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
 
     def reload(self) -> None:
         """SIGHUP: take over what can be changed while running; on any error keep what runs."""
         try:
             new = configuration.reload(self.config)
             access = build_access(new)
+            ops_logging.configure(new.server.log_level, new.server.log_format, new.server.log_file)
         except PolybusError as error:
             log.error("configuration not reloaded", extra={"fields": {"error": str(error)}})
             return
         for key in configuration.reloadable_difference(self.config, new):
             log.warning("needs a restart", extra={"fields": {"key": key}})
-        ops_logging.configure(new.server.log_level, new.server.log_format, new.server.log_file)
         self.broker.reconfigure(
             new.limits,
             access,
@@ -138,7 +145,8 @@ class Server:
             queue_qos0=new.mqtt.queue_qos0,
         )
         self._options = _mqtt_options(new)
-        self.config = new
+        # The listeners stay as they are, so the next reload must compare with those.
+        self.config = msgspec.structs.replace(new, listeners=self.config.listeners)
         log.info("configuration reloaded")
 
     # -- Reception: what connections ask for -----------------------------------------------------
@@ -152,6 +160,8 @@ class Server:
 
     def leave(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        if not self._connections:
+            self._emptied.set()
 
     def make_link(self, port: Port, peer: Peer, now: float) -> MqttLink:
         return MqttLink(
@@ -241,16 +251,12 @@ def _actual_url(listener: Listener, server: asyncio.Server) -> str:
     """The listener's address with the port the kernel chose where 0 was asked for."""
     if listener.kind == "unix" or listener.port:
         return listener.url
-    import msgspec
-
     port = server.sockets[0].getsockname()[1]
     return msgspec.structs.replace(listener, port=port).url
 
 
 def _remove_dead_socket(path: Path) -> None:
     """A socket file that nobody listens on any more would keep us from binding."""
-    import socket
-
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -260,7 +266,3 @@ def _remove_dead_socket(path: Path) -> None:
             path.unlink()
             return
     raise ConfigError(f"{path} is in use by another process; choose another path, or stop it")
-
-
-if sys.platform == "win32":  # pragma: no cover
-    raise ImportError("Polybus needs a POSIX system")

@@ -54,10 +54,10 @@ class WebSocketConnection(Connection):
             websocket.send_response(websocket.accept(request))
 
     def _take_frame(self, frame: Frame) -> None:
-        if frame.opcode in (Opcode.BINARY, Opcode.CONT):
-            super().data_received(bytes(frame.data))
-        elif frame.opcode is Opcode.TEXT and self._websocket.state is State.OPEN:
+        if frame.opcode is Opcode.TEXT:
             self._websocket.fail(CloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames [MQTT-6.0.0-1]")
+        elif frame.opcode in (Opcode.BINARY, Opcode.CONT) and self._websocket.state is State.OPEN:
+            super().data_received(bytes(frame.data))
 
     def _send_pending(self) -> None:
         transport = self._transport

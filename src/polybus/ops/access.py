@@ -28,7 +28,7 @@ MOST_WAITING: Final = 1_000
 """Some ten seconds' worth of checks: about as long as a client waits for its CONNACK."""
 MOST_REMEMBERED: Final = 100_000
 
-BUSY: Final = Verdict(False, reason="too many logins are waiting to be checked; try again later")
+BUSY: Final = Verdict(False, busy=True, reason="too many logins are waiting to be checked; try again later")
 WRONG: Final = Verdict(False, bad_credentials=True, reason="unknown user or wrong password")
 NO_ANONYMOUS: Final = Verdict(False, reason="a user name is needed")
 WELCOME: Final = Verdict(True)
@@ -46,6 +46,12 @@ def build_access(config: Config) -> Access:
         )
     authorizer = AclAuthorizer(config.acl, allow_by_default=auth.acl_default == "allow") if config.acl else None
     return Access(authenticator=authenticator, authorizer=authorizer)
+
+
+def close_access(access: Access) -> None:
+    """For the end of the server: give up what is still being checked."""
+    if isinstance(access.authenticator, PasswordAuthenticator):
+        access.authenticator.close()
 
 
 class PasswordAuthenticator:

@@ -147,10 +147,13 @@ def _encode_properties(delivery: Delivery, now: float, alias: int | None = None)
 
 
 def _split(run: Run, *, extra: int) -> list[Message]:
-    payload_at = 2 + len(run.topic.encode()) + (2 if run.qos else 0) + extra
     messages: list[Message] = []
+    wire = run.wire
     pos = 0
-    while (frame := next_frame(run.wire, pos, _ANY_SIZE)) is not None:
+    while (frame := next_frame(wire, pos, _ANY_SIZE)) is not None:
         _, start, pos = frame
-        messages.append(Message(run.topic, run.wire[start + payload_at : pos], run.qos, origin=run.origin))
+        topic_end = start + 2 + (wire[start] << 8 | wire[start + 1])
+        payload_start = topic_end + (2 if run.qos else 0) + extra
+        topic = wire[start + 2 : topic_end].decode()
+        messages.append(Message(topic, wire[payload_start:pos], run.qos, origin=run.origin))
     return messages

@@ -1,21 +1,24 @@
 """The reading half of an MQTT connection: bytes in, packets out, with a short way for the frequent.
 
-Three packet types come by the million and are handled here straight from the bytes: QoS 0 and QoS 1
-PUBLISH without properties, and PUBACK. Everything else is decoded by the codec and given to `handle`.
+Two kinds of packets come by the million and are handled here straight from the bytes: PUBLISH without
+properties, and acknowledgements without reason. Everything else is decoded by the codec and given to
+`handle`.
 
-A run: neighbouring QoS 0 publishes of one topic are found by comparing bytes and handed to the broker
-as one piece, so that their cost is that of the bytes, not of the packets.
+A run: neighbouring publishes with the same audience are handed to the broker as one piece, so that
+their cost is that of the bytes rather than of the packets. Packets alike in size and topic are found
+by comparing bytes; for others the header is read and the topic looked up.
 """
 
 import logging
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
 from polybus.broker.broker import Broker
 from polybus.broker.links import Link, Port
-from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, Run
-from polybus.broker.subscriptions import Route
+from polybus.broker.message import Run
+from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
@@ -28,16 +31,18 @@ CONNECT: Final = 0x10
 PUBLISH_QOS_0: Final = 0x30
 PUBLISH_QOS_1: Final = 0x32
 PUBLISH_QOS_2: Final = 0x34
+RUN_PUBLISHES: Final = frozenset({PUBLISH_QOS_0, PUBLISH_QOS_1, PUBLISH_QOS_2})
+"""Neither repeated nor retained."""
 PUBACK: Final = 0x40
 PUBREC: Final = 0x50
 PUBREL: Final = 0x62
 PUBCOMP: Final = 0x70
 SHORT_ACKNOWLEDGEMENTS: Final = frozenset({PUBACK, PUBREC, PUBREL, PUBCOMP})
-PUBACK_PREFIX: Final = b"\x40\x02"
 PUBACK_TEMPLATE: Final = b"\x40\x02\0\0"
 PUBREC_TEMPLATE: Final = b"\x50\x02\0\0"
 TRACKED_RUN_BYTES: Final = 8192
-"""A run stays in memory until its last message is acknowledged, so it must not be long."""
+"""A run stays in memory until its last message is acknowledged, so it must not be long. A larger
+packet travels by itself, and its subscribers share its payload."""
 MAX_CACHED_PERMISSIONS: Final = 1024
 
 
@@ -115,7 +120,7 @@ class MqttReader(Link):
             data = b"".join(parts)
             self._parts = None
         self._consume(data)
-        broker.stir()
+        broker.settle(now)
 
     def _consume(self, data: bytes) -> None:
         """Handle every whole packet in `data` and keep the rest."""
@@ -164,18 +169,10 @@ class MqttReader(Link):
                     return pos
                 _, start, stop = frame
             if self.state == State.CONNECTED:
-                if first_byte == PUBLISH_QOS_0:
+                if first_byte in RUN_PUBLISHES:
                     taken = self._publish_run(data, pos, start, stop, end)
                     if taken:
                         pos = taken
-                        continue
-                elif first_byte == PUBLISH_QOS_1 or first_byte == PUBLISH_QOS_2:
-                    taken = self._publish_tracked_run(data, pos, start, stop, end)
-                    if taken:
-                        pos = taken
-                        continue
-                    if first_byte == PUBLISH_QOS_1 and self._publish_qos_1(data, start, stop):
-                        pos = stop
                         continue
                 elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS:
                     taken = self._acknowledge_run(first_byte, data, pos, end)
@@ -191,106 +188,120 @@ class MqttReader(Link):
         return pos
 
     def _publish_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
-        """Publish as many neighbours of one topic as there are; 0: leave it to the codec."""
-        topic_end = start + 2 + (data[start] << 8 | data[start + 1]) if stop - start >= 2 else end + 1
-        field_end = topic_end
-        if self.version == V5:
-            field_end += 1  # the byte that says: no properties
-            if field_end > stop or data[topic_end] or topic_end == start + 2:
-                return 0
-        elif topic_end > stop:
-            return 0
-        name = data[start + 2 : topic_end]
-        route = self.broker.routes.get(name) or self.new_route(name)
-        field = data[start:field_end]
-        prefix = data[pos:field_end]
-        size = stop - pos
-        count = 1
-        max_size = self.broker.limits.packet_size_bytes
-        while True:
-            while data.startswith(prefix, stop):
-                stop += size
-                count += 1
-            if stop > end:  # the last one is not whole yet
-                stop -= size
-                count -= 1
-                break
-            # The next packet may be one of the same topic with another size.
-            if stop + 2 > end or data[stop] != PUBLISH_QOS_0:
-                break
-            frame = next_frame(data, stop, max_size)
-            if frame is None:
-                break
-            _, next_start, next_stop = frame
-            if next_stop - next_start < len(field) or not data.startswith(field, next_start):
-                break
-            prefix = data[stop : next_start + len(field)]
-            size = next_stop - stop
-            stop = next_stop
-            count += 1
-        self.messages_in += count
-        if self.may_publish(route.topic):
-            wire = data if stop - pos == end else data[pos:stop]
-            encoding = MQTT_5 if self.version == V5 else MQTT_311
-            self.broker.publish_run(route, Run(route.topic, wire, count, encoding, self.client_id))
-        self.spend(count)
-        return stop
+        """Publish neighbours that have one audience together; 0: leave it to the codec.
 
-    def _publish_tracked_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
-        """Publish QoS 1 or 2 neighbours of one topic and size together; 0: there are none."""
-        if stop - start < 2:
-            return 0
-        topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-        size = stop - pos
-        prefix = data[pos:topic_end]
-        limit = min(end, pos + TRACKED_RUN_BYTES) - size
-        count = 1
-        while stop <= limit and data.startswith(prefix, stop):
-            stop += size
-            count += 1
-        id_at = topic_end - pos
-        if count == 1 or id_at + (3 if self.version == V5 else 2) > size or topic_end == start + 2:
-            return 0
-        wire = data[pos:stop]
-        if self.version == V5 and any(wire[id_at + 2 :: size]):
-            return 0  # properties
-        qos = 1 if data[pos] == PUBLISH_QOS_1 else 2
-        reply = bytearray((PUBACK_TEMPLATE if qos == 1 else PUBREC_TEMPLATE) * count)
-        reply[2::4] = wire[id_at::size]
-        reply[3::4] = wire[id_at + 1 :: size]
-        name = data[start + 2 : topic_end]
+        [pos, stop) is the first packet, its body begins at `start`; the result is where the run ends.
+        """
         broker = self.broker
-        route = broker.routes.get(name) or self.new_route(name)
-        if self.permissions is not None and not self.may_publish(route.topic):
+        first_byte = data[pos]
+        is_tracked = first_byte != PUBLISH_QOS_0
+        has_properties = self.version == V5
+        if is_tracked:
+            end = min(end, pos + TRACKED_RUN_BYTES)
+        max_size = broker.limits.packet_size_bytes
+        routes = broker.routes
+        route: Route | None = None
+        plan: Plan | None = None
+        count = 0
+        ids_at: list[range] = []
+        run_start = pos
+        while stop <= end and stop - start >= 2:
+            topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+            id_end = topic_end + 2 if is_tracked else topic_end
+            if has_properties:
+                # One byte that says: no properties. An empty topic would be an alias.
+                if id_end >= stop or data[id_end] or topic_end == start + 2:
+                    break
+            elif id_end > stop:
+                break
+            name = data[start + 2 : topic_end]
+            if route is None:
+                route = routes.get(name) or self.new_route(name)
+                if self.permissions is not None and not self.may_publish(route.topic):
+                    return 0
+                plan = route.plan or broker.subscriptions.plan(route)
+            else:
+                following = routes.get(name)
+                if following is not route:
+                    if following is None or following.plan is not plan or self.permissions is not None:
+                        break
+                    route = following
+            size = stop - pos
+            prefix = data[pos:topic_end] if is_tracked or not has_properties else data[pos : topic_end + 1]
+            while data.startswith(prefix, stop, end):
+                stop += size
+            if stop > end:  # the last one is not whole
+                stop -= size
+            if is_tracked:
+                if has_properties and any(data[id_end:stop:size]):
+                    stop = pos + size
+                ids_at.append(range(topic_end - run_start, stop - run_start, size))
+            found = (stop - pos) // size
+            count += found
+            route.messages += found
+            # What comes next: as the main loop does, but only for more of the same.
+            pos = stop
+            if stop + 4 > end or data[stop] != first_byte:
+                break
+            length = data[stop + 1]
+            start = stop + 2
+            if length >= 0x80:
+                second = data[start]
+                if not 0 < second < 0x80:
+                    break
+                length += (second - 1) << 7
+                start += 1
+            stop = start + length
+            if stop - pos > max_size:
+                break
+        if not count:
             return 0
-        if not self._takes(qos, count, struct.unpack(f">{2 * count}H", reply)[1::2]):
-            return 0
-        encoding = MQTT_5 if self.version == V5 else MQTT_311
-        broker.publish_run(route, Run(route.topic, wire, count, encoding, self.client_id, qos, size, id_at))
+        assert plan is not None
+        wire = data[run_start:pos]
+        encoding = MQTT_5 if has_properties else MQTT_311
+        if is_tracked:
+            qos = 1 if first_byte == PUBLISH_QOS_1 else 2
+            positions = ids_at[0] if len(ids_at) == 1 else [at for group in ids_at for at in group]
+            if not self._take(qos, wire, positions):
+                return 0
+            run = Run(wire, count, encoding, self.client_id, qos, positions)
+        else:
+            run = Run(wire, count, encoding, self.client_id)
+        broker.publish_run(plan, run)
         self.messages_in += count
-        broker.hold(self, bytes(reply))
-        self.spend(count)
-        return stop
+        if broker.limits.publish_rate_per_client:
+            self.spend(count)
+        return pos
 
-    def _takes(self, qos: int, count: int, packet_ids: tuple[int, ...]) -> bool:
-        """Note the packet ids of a run as taken; False: one of them needs a closer look."""
+    def _take(self, qos: int, wire: bytes, ids_at: Sequence[int]) -> bool:
+        """Note the packet ids of a run as taken and acknowledge them; False: one needs a closer look."""
         session = self.session
         assert session is not None
+        count = len(ids_at)
         received = session.received
         if self.version == V5:
             under_way = self.unacknowledged + (len(received) if received is not None else 0)
             if under_way + count > self.broker.limits.receive_maximum:
                 return False
+        reply = bytearray((PUBACK_TEMPLATE if qos == 1 else PUBREC_TEMPLATE) * count)
+        if isinstance(ids_at, range):
+            reply[2::4] = wire[ids_at.start :: ids_at.step]
+            reply[3::4] = wire[ids_at.start + 1 :: ids_at.step]
+        else:
+            reply[2::4] = bytes([wire[at] for at in ids_at])
+            reply[3::4] = bytes([wire[at + 1] for at in ids_at])
+        packet_ids = struct.unpack(f">{2 * count}H", reply)[1::2]
         if 0 in packet_ids:
             return False
         if qos == 1:
             self.unacknowledged += count
-            return True
-        if received is None:
-            received = session.received = set()
-        if not received.isdisjoint(packet_ids) or len(set(packet_ids)) != count:
-            return False
-        received.update(packet_ids)
+        else:
+            if received is None:
+                received = session.received = set()
+            if not received.isdisjoint(packet_ids) or len(set(packet_ids)) != count:
+                return False
+            received.update(packet_ids)
+        self.broker.hold(self, bytes(reply))
         return True
 
     def _acknowledge_run(self, first_byte: int, data: bytes, pos: int, end: int) -> int:
@@ -322,42 +333,6 @@ class MqttReader(Link):
             session.received.difference_update(packet_ids)
             self.broker.hold(self, _with_first_bytes(PUBCOMP, data[pos:stop], count))
         return stop
-
-    def _publish_qos_1(self, data: bytes, start: int, stop: int) -> bool:
-        """Publish a QoS 1 message without properties; False: leave it to the codec."""
-        if stop - start < 2:
-            return False
-        broker = self.broker
-        topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-        payload_start = topic_end + 2
-        if self.version == V5:
-            payload_start += 1
-            if payload_start > stop or data[payload_start - 1] or topic_end == start + 2:
-                return False
-            if self.unacknowledged >= broker.limits.receive_maximum:
-                return False
-        elif payload_start > stop:
-            return False
-        packet_id = data[topic_end : topic_end + 2]
-        if packet_id == b"\0\0":
-            return False
-        name = data[start + 2 : topic_end]
-        route = broker.routes.get(name) or self.new_route(name)
-        if self.permissions is not None and not self.may_publish(route.topic):
-            return False
-        message = Message(
-            route.topic, data[payload_start:stop], 1, False, False, None, NO_MESSAGE_PROPERTIES, self.client_id
-        )
-        broker.publish(route, message)
-        self.unacknowledged += 1
-        self.messages_in += 1
-        held = self.held
-        if not held:
-            broker.awaiting.append(self)
-        held.append(PUBACK_PREFIX + packet_id)
-        if broker.limits.publish_rate_per_client:
-            self.spend(1)
-        return True
 
     def new_route(self, name: bytes) -> Route:
         try:
