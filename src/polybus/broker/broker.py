@@ -61,6 +61,7 @@ class Broker:
         self._journal = journal or MemoryJournal()
         self._wake = wake
         self._is_awake = False
+        self._is_ticking = False
         self._ticked_at = 0.0
         self._priority: list[tuple[Plan, Message | Run]] = []
         self._regular: list[tuple[Plan, Message | Run]] = []
@@ -85,13 +86,12 @@ class Broker:
 
     def tick(self, now: float) -> None:
         self._is_awake = False
+        self._is_ticking = True
         self.now = self.dispatcher.now = self._ticked_at = now
         self.stats.ticks += 1
         self.drain()
         if self.dispatcher.replaying:
             self.dispatcher.pump_replays()
-            if self.dispatcher.replaying:
-                self.stir()
         if self.awaiting:
             self._commit()
         self._check_budget()
@@ -100,6 +100,9 @@ class Broker:
             self.dispatcher.dirty = []
             for link in dirty:
                 link.flush()
+        self._is_ticking = False
+        if self.dispatcher.replaying:
+            self.stir()
 
     def drain(self) -> None:
         """Route everything in the lanes. What is published meanwhile (wills) is routed too."""
@@ -136,9 +139,12 @@ class Broker:
 
         def release() -> None:
             for link, acknowledgements in groups:
-                if acknowledgements:  # else: the link went away meanwhile
+                session = link.session
+                if session is not None and session.link is link:  # else it went away meanwhile
                     self.dispatcher.push_all(link, acknowledgements)
                     link.released(acknowledgements)
+            if not self._is_ticking:
+                self.stir()
 
         self._journal.commit(release)
 
@@ -186,14 +192,14 @@ class Broker:
         plan = route.plan or self.subscriptions.plan(route)
         (self._priority if message.priority else self._regular).append((plan, message))
         self._lane_bytes += len(message.payload) + MESSAGE_COST
-        if self._lane_bytes > LANE_BYTES:
+        if self._lane_bytes > LANE_BYTES and not self._is_ticking:
             self.tick(self.now)
 
     def publish_run(self, plan: Plan, run: Run) -> None:
         self.stats.messages_received += run.count
         self._regular.append((plan, run))
         self._lane_bytes += len(run.wire)
-        if self._lane_bytes > LANE_BYTES:
+        if self._lane_bytes > LANE_BYTES and not self._is_ticking:
             self.tick(self.now)
 
     def hold(self, link: Link, acknowledgement: bytes) -> None:

@@ -85,8 +85,8 @@ class Session:
 
     `inflight` maps a packet id to the delivery that was sent under it and not yet acknowledged (or
     the run it was sent with), or to None once a QoS 2 delivery was received by the client and only
-    its release is outstanding. `outstanding` counts those sent on the present connection: after a reconnect they differ until
-    everything in `resend` went out again.
+    its release is outstanding. `outstanding` counts those sent on the present connection: after a
+    reconnect they differ until everything in `resend` went out again.
     """
 
     __slots__ = (

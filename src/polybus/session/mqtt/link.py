@@ -167,7 +167,7 @@ class MqttLink(MqttReader):
             return
         authenticator = self.broker.access.authenticator
         if authenticator is None:
-            self._accept(Verdict(allowed=True, user=connect.user_name))
+            self._accept(Verdict(allowed=True))
             return
         credentials = Credentials(
             self.client_id, connect.user_name, connect.password, self.peer, self.certificate_name
@@ -203,7 +203,11 @@ class MqttLink(MqttReader):
         if verdict.allowed:
             self._accept(verdict)
             return
-        reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD if verdict.bad_credentials else ReasonCode.NOT_AUTHORIZED
+        reason = ReasonCode.NOT_AUTHORIZED
+        if verdict.bad_credentials:
+            reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
+        elif verdict.busy:
+            reason = ReasonCode.SERVER_BUSY
         raise PeerError(reason, verdict.reason or "not authorized")
 
     def _accept(self, verdict: Verdict) -> None:
