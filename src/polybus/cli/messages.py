@@ -375,7 +375,6 @@ def _as_json(message: "Message") -> dict[str, Any]:
     except UnicodeDecodeError:
         encoding, payload = "base64", base64.b64encode(message.payload).decode()
     properties = msgspec.to_builtins(message.properties)
-    properties.pop("subscription_identifiers", None)  # the client's own business
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "topic": message.topic,

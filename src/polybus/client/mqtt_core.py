@@ -19,6 +19,8 @@ they are never raised. Our caller's errors are raised where they are made.
 from enum import Enum, auto
 from typing import assert_never
 
+import msgspec
+
 from polybus.client.errors import ClientError, ConnectionLost, ConnectRefused, PublishRefused
 from polybus.client.events import Accepted, Completed, CoreEvent, Ended, Failed, Receipt, Received
 from polybus.client.keep_alive import KeepAlive, Verdict
@@ -294,8 +296,12 @@ class MqttCore:
                 self._send(answer, now)
             if receipt is None:
                 return
+        identifiers = properties.subscription_identifiers
+        if identifiers or properties.topic_alias is not None:
+            # Of this connection only; the rest is the publisher's.
+            properties = msgspec.structs.replace(properties, subscription_identifiers=(), topic_alias=None)
         message = Message(topic, publish.payload, publish.qos, publish.retain, properties)
-        events.append(Received(message, receipt, properties.subscription_identifiers))
+        events.append(Received(message, receipt, identifiers))
 
     def _resolve_alias(self, topic: str, alias: int) -> str:
         if not 0 < alias <= self._settings.topic_alias_maximum:

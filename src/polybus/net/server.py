@@ -6,6 +6,7 @@ earliest deadline becomes a timer handle.
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -41,13 +42,28 @@ SPARE_CONNECTIONS = 64
 """Sockets past the client limit that are kept just long enough to be refused with a reason."""
 
 
+SPARE_HEAP_BYTES = 64 * 1024 * 1024
+"""Freed memory the C library keeps at hand. Reads come in pieces of up to 256 kB, and asking the
+kernel for each anew costs more than reading it."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
 def run(config: Config) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code."""
     ops_logging.configure(config.server.log_level, config.server.log_format, config.server.log_file)
+    _keep_freed_memory()
     try:
         return uvloop.run(_serve(config))
     except KeyboardInterrupt:
         return 0
+
+
+def _keep_freed_memory() -> None:
+    """Where the C library has glibc's mallopt; elsewhere nothing is lost but some speed."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, SPARE_HEAP_BYTES)
+        libc.mallopt(M_MMAP_THRESHOLD, SPARE_HEAP_BYTES // 16)
 
 
 async def _serve(config: Config) -> int:

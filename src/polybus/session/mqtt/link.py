@@ -233,7 +233,8 @@ class MqttLink(MqttReader):
             properties = msgspec.structs.replace(
                 properties, authentication_method=self._method, authentication_data=verdict.data
             )
-        self._frame(ConnAck(0, False, properties))  # raises if the client cannot take it
+        if self._max_packet_size is not None:
+            self._frame(ConnAck(0, False, properties))  # raises if the client cannot take it
         self.state = State.CONNECTED
         session, present = broker.open(
             self,
