@@ -2,8 +2,13 @@
 
 import asyncio
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.client.brokers import KINDS, Broker, running_broker
+from tests.client.certificates import Certificates
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -13,3 +18,34 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     asyncio.run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Broker]:
+    """Shared by a module's tests: use `unique` names."""
+    with running_broker(request.param, tmp_path_factory.mktemp("broker"), certificates) as broker:
+        yield broker
+
+
+@pytest.fixture(params=KINDS)
+def own_broker(request: pytest.FixtureRequest, tmp_path: Path, certificates: Certificates) -> Iterator[Broker]:
+    """For a test that stops and starts it."""
+    with running_broker(request.param, tmp_path, certificates) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def guarded_broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Broker]:
+    """Lets only `USER` in, with `PASSWORD`."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with running_broker(request.param, folder, certificates, wants_login=True) as broker:
+        yield broker

@@ -1,7 +1,7 @@
 """`polybus pub` and `polybus sub`: the client at the command line.
 
-Standard output carries messages and nothing else. The client and its event loop are imported when a
-command runs, so that `polybus --help` stays quick.
+Standard output carries messages and nothing else. The client is imported when a command runs, so
+that `polybus --help` stays quick.
 """
 
 import asyncio
