@@ -64,12 +64,14 @@ def main(
         loadgen.build()
         report = Report(names, {name: brokers.version(name) for name in names})
         run_all(report, effort, only, console)
+        if {name: brokers.version(name) for name in names} != report.versions:
+            report.failures.append("the sources changed during the run: its rows are not of one broker")
     except (BrokerError, LoadgenError) as error:
         console.print(f"[red]{error}")
         raise typer.Exit(1) from None
     for grid in report.grids():
         console.print(grid.rich())
-    for note in report.notes():
+    for note in [*report.remarks(), *report.notes()]:
         console.print(f"[yellow]{note}")
     page = report.save(RESULTS, time.strftime("%Y%m%d-%H%M%S"))
     if json is not None:

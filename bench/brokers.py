@@ -76,10 +76,19 @@ def anonymous_bytes(pid: int) -> int:
 def version(name: str) -> str:
     """What the broker calls itself."""
     if name == "polybus":
-        return importlib.metadata.version("polybus")
+        return f"{importlib.metadata.version('polybus')} {revision()}".strip()
     if name == "mosquitto":
         help_text = subprocess.run([mosquitto(), "-h"], capture_output=True, text=True, check=False).stdout
         return help_text.split("\n", 1)[0].removeprefix("mosquitto version ")
+    return ""
+
+
+def revision() -> str:
+    """The commit under test, with "-dirty" if the sources differ from it; empty outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    with contextlib.suppress(FileNotFoundError):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        return done.stdout.strip()
     return ""
 
 

@@ -16,6 +16,8 @@ from bench.scenarios import Metric
 NOTHING = "–"
 GENERATOR_BOUND = 0.9
 """From this share of a core on, a rate may be the generator's and not the broker's: a lower bound."""
+BUSY_MACHINE = 0.05
+"""A broker that waits longer than this share of the time for a core is not the only one at work."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,27 @@ class Report:
     def notes(self) -> list[str]:
         return [*self.failures, *(fault for row in [*self.rows, *self.idle_rows] for fault in row.faults())]
 
+    def waiting_share(self) -> float:
+        """How much of the time brokers were ready to run and had no core: the noise of the machine."""
+        shares = [
+            sample["watched_wait_s"] / sample["seconds"]
+            for row in [*self.rows, *self.idle_rows]
+            for samples in row.samples.values()
+            for sample in samples
+            if "watched_wait_s" in sample
+        ]
+        return statistics.median(shares) if shares else 0.0
+
+    def remarks(self) -> list[str]:
+        """What a reader should know, without being a fault of a broker."""
+        share = self.waiting_share()
+        if share < BUSY_MACHINE:
+            return []
+        return [
+            f"The machine was busy with other work: brokers waited {share:.0%} of the time for a core. "
+            "Rates and latencies are off; rely on CPU per delivery, or run again."
+        ]
+
     def grids(self) -> list["Grid"]:
         grids = []
         if self.rows:
@@ -94,7 +117,7 @@ class Report:
             f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
         ]
         parts += [grid.markdown() for grid in self.grids()]
-        parts += [f"- {note}" for note in self.notes()]
+        parts += [f"- {note}" for note in [*self.remarks(), *self.notes()]]
         return "\n\n".join(parts) + "\n"
 
     def json(self) -> str:
@@ -116,6 +139,7 @@ class Report:
             "machine": machine,
             "rows": rows,
             "sink": [{"name": name, "rate": rate} for name, _, rate in self.ceilings],
+            "waiting_share": self.waiting_share(),
             "notes": self.notes(),
         }
         return json.dumps(whole, indent=1, ensure_ascii=False)
@@ -216,8 +240,12 @@ def cpu_us(samples: Sequence[Sample]) -> str:
 
 
 def generator_share(samples: Sequence[Sample]) -> float | None:
-    """How much of a core the generator used."""
-    shares = [s["generator_cpu_s"] / s["seconds"] for s in samples if "generator_cpu_s" in s]
+    """How much of a core the generator wanted: what it used, and what it waited for while others used it."""
+    shares = [
+        (s["generator_cpu_s"] + s.get("generator_wait_s", 0)) / s["seconds"]
+        for s in samples
+        if "generator_cpu_s" in s
+    ]
     return statistics.median(shares) if shares else None
 
 

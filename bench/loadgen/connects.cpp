@@ -70,14 +70,13 @@ void run_connects(const Options& options) {
     turn_until(net::monotonic_s() + options.number("warmup"));
     accepted = 0;
     const double start_s = net::monotonic_s();
-    const double cpu_before_s = net::cpu_s(watched);
-    const double own_cpu_before_s = net::cpu_s(0);
+    const net::Usage watched_before = net::usage(watched);
+    const net::Usage own_before = net::usage(0);
     turn_until(start_s + options.number("seconds"));
     const double seconds = net::monotonic_s() - start_s;
-    std::printf(
-        "{\"rate\": %.1f, \"count\": %zu, \"seconds\": %.4f, \"watched_cpu_s\": %.6f, \"generator_cpu_s\": %.6f}\n",
-        static_cast<double>(accepted) / seconds, accepted, seconds, net::cpu_s(watched) - cpu_before_s,
-        net::cpu_s(0) - own_cpu_before_s);
+    std::printf("{\"rate\": %.1f, \"count\": %zu, \"seconds\": %.4f, %s}\n",
+                static_cast<double>(accepted) / seconds, accepted, seconds,
+                net::usage_json(net::usage(watched) - watched_before, net::usage(0) - own_before).c_str());
 }
 
 }  // namespace

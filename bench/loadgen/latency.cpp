@@ -51,7 +51,9 @@ void run_latency(const Options& options) {
     std::size_t sent = 0;
     std::size_t received = 0;
     std::size_t late = 0;  // ticks that this program, not the broker, slept through
-    const double cpu_before_s = net::cpu_s(watched);
+    bool is_counting = false;
+    net::Usage watched_before;
+    net::Usage own_before;
 
     const auto tick = [&] {
         std::uint64_t due = 0;
@@ -70,6 +72,11 @@ void run_latency(const Options& options) {
     };
     for (double now = net::monotonic_s(); now < end_s || received < sent; now = net::monotonic_s()) {
         if (now > end_s + 5) break;
+        if (now >= count_from_s && !is_counting) {
+            is_counting = true;
+            watched_before = net::usage(watched);
+            own_before = net::usage(0);
+        }
         epoll.wait(10, [&](std::uint64_t tag, std::uint32_t) {
             if (tag == TIMER && now < end_s) tick();
             if (tag == SUBSCRIBER) subscriber.receive(take);
@@ -83,10 +90,11 @@ void run_latency(const Options& options) {
     std::sort(microseconds.begin(), microseconds.end());
     std::printf(
         "{\"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, \"max_us\": %.1f, "
-        "\"count\": %zu, \"missing\": %zu, \"late\": %zu, \"watched_cpu_s\": %.6f}\n",
+        "\"count\": %zu, \"missing\": %zu, \"late\": %zu, \"seconds\": %.4f, %s}\n",
         percentile(microseconds, 0.5), percentile(microseconds, 0.9), percentile(microseconds, 0.99),
         percentile(microseconds, 0.999), microseconds.back(), microseconds.size(), sent - received, late,
-        net::cpu_s(watched) - cpu_before_s);
+        options.number("seconds"),
+        net::usage_json(net::usage(watched) - watched_before, net::usage(0) - own_before).c_str());
 }
 
 }  // namespace

@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -58,18 +60,50 @@ inline std::int64_t monotonic_ns() {
     return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-// CPU time that a process has used, all its threads together, to the nanosecond; 0 is this process.
-inline double cpu_s(pid_t pid) {
-    clockid_t clock{};
-    timespec used{};
-    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
-    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+// What a process had of the processors, all its threads together.
+struct Usage {
+    double cpu_s = 0;   // running
+    double wait_s = 0;  // ready to run, while others had the core: on a quiet machine next to nothing
+};
+
+inline Usage operator-(const Usage& later, const Usage& earlier) {
+    return {later.cpu_s - earlier.cpu_s, later.wait_s - earlier.wait_s};
 }
 
-inline double cpu_s(const std::vector<pid_t>& pids) {
-    double sum = 0;
-    for (const pid_t pid : pids) sum += cpu_s(pid);
+// Of one process; 0 is this one. A process that has ended counts as nothing.
+inline Usage usage(pid_t pid) {
+    Usage used;
+    clockid_t clock{};
+    timespec time{};
+    if (clock_getcpuclockid(pid, &clock) == 0 && clock_gettime(clock, &time) == 0)
+        used.cpu_s = static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+    std::error_code is_gone;
+    const std::string process = pid == 0 ? "self" : std::to_string(pid);
+    for (const auto& task : std::filesystem::directory_iterator("/proc/" + process + "/task", is_gone)) {
+        double ran_ns = 0;
+        double waited_ns = 0;
+        if (std::ifstream(task.path() / "schedstat") >> ran_ns >> waited_ns) used.wait_s += waited_ns * 1e-9;
+    }
+    return used;
+}
+
+inline Usage usage(const std::vector<pid_t>& pids) {
+    Usage sum;
+    for (const pid_t pid : pids) {
+        const Usage one = usage(pid);
+        sum = {sum.cpu_s + one.cpu_s, sum.wait_s + one.wait_s};
+    }
     return sum;
+}
+
+// The members of a result that say who used the processors, as JSON.
+inline std::string usage_json(const Usage& watched, const Usage& generator) {
+    char text[192];
+    std::snprintf(text, sizeof text,
+                  "\"watched_cpu_s\": %.6f, \"watched_wait_s\": %.6f, \"generator_cpu_s\": %.6f, "
+                  "\"generator_wait_s\": %.6f",
+                  watched.cpu_s, watched.wait_s, generator.cpu_s, generator.wait_s);
+    return text;
 }
 
 inline sockaddr_in loopback(std::uint16_t port, std::uint32_t host = INADDR_LOOPBACK) {

@@ -183,8 +183,8 @@ struct Snapshot {
     double at_s;
     std::size_t published;
     std::size_t delivered;
-    double generator_cpu_s;
-    double watched_cpu_s;
+    net::Usage watched;
+    net::Usage generator;
 };
 
 class Run {
@@ -213,13 +213,12 @@ public:
         for (const auto& subscriber : subscribers_) disordered += subscriber.disordered;
         const auto missing = plan_.publishers > 0 && plan_.subscribers > 0
                                  ? static_cast<long long>(sent * plan_.copies()) -
-                                       static_cast<long long>(snapshot().delivered)
+                                       static_cast<long long>(received())
                                  : 0LL;
         std::printf(
-            "{\"rate\": %.1f, \"count\": %zu, \"seconds\": %.4f, \"missing\": %lld, \"disordered\": %zu, "
-            "\"watched_cpu_s\": %.6f, \"generator_cpu_s\": %.6f}\n",
+            "{\"rate\": %.1f, \"count\": %zu, \"seconds\": %.4f, \"missing\": %lld, \"disordered\": %zu, %s}\n",
             static_cast<double>(counted) / seconds, counted, seconds, missing, disordered,
-            end.watched_cpu_s - start.watched_cpu_s, end.generator_cpu_s - start.generator_cpu_s);
+            net::usage_json(end.watched - start.watched, end.generator - start.generator).c_str());
     }
 
 private:
@@ -276,11 +275,16 @@ private:
     }
 
     Snapshot snapshot() const {
-        Snapshot now{net::monotonic_s(), 0, 0, net::cpu_s(0), net::cpu_s(plan_.watch)};
+        Snapshot now{net::monotonic_s(), 0, received(), net::usage(plan_.watch), net::usage(0)};
         for (const auto& publisher : publishers_)
             now.published += plan_.qos > 0 ? publisher.acknowledged : publisher.sent;
-        for (const auto& subscriber : subscribers_) now.delivered += subscriber.received;
         return now;
+    }
+
+    std::size_t received() const {
+        std::size_t sum = 0;
+        for (const auto& subscriber : subscribers_) sum += subscriber.received;
+        return sum;
     }
 
     bool is_drained() const {
@@ -295,7 +299,7 @@ private:
         double since_s = net::monotonic_s();
         while (plan_.subscribers > 0 && !is_drained() && net::monotonic_s() < since_s + DRAIN_S) {
             turn(100);
-            if (const std::size_t now = snapshot().delivered; now != delivered) {
+            if (const std::size_t now = received(); now != delivered) {
                 delivered = now;
                 since_s = net::monotonic_s();
             }

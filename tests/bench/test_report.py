@@ -74,6 +74,20 @@ def test_a_rate_of_a_busy_generator_is_a_lower_bound(
     assert times(measured, "slow", "fast") == shown
 
 
+def test_waiting_for_a_core_counts_as_wanting_it() -> None:
+    busy_sample = {**sample(100), "generator_cpu_s": 0.5, "generator_wait_s": 0.45}
+    assert Row("1to1", Metric("rate", "msg/s"), {"slow": [busy_sample]}).is_lower_bound("slow")
+
+
+@pytest.mark.parametrize(("wait_s", "is_said"), [(0.01, False), (0.3, True)])
+def test_a_busy_machine_is_said_to_be_one(wait_s: float, is_said: bool) -> None:
+    measured = Row("1to1", Metric("rate", "msg/s"), {"slow": [{**sample(100), "watched_wait_s": wait_s}]})
+    report = Report(["slow"], {"slow": "1"}, rows=[measured])
+    assert bool(report.remarks()) is is_said
+    assert ("waited 30%" in report.markdown()) is is_said
+    assert not report.notes()
+
+
 def test_one_broker_alone_has_no_ratio_and_no_verdict() -> None:
     measured = row([500])
     assert measured.ratio("fast", "fast") is None
