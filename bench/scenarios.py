@@ -72,9 +72,18 @@ AIMS = {
     (0, "single"): at_least(2),
     (1, "single"): at_least(2),
 }
-# A publisher that repeats one topic and one size is the best case of a broker that handles runs of equal
-# packets together. These have no such runs: neighbours differ in topic and in size.
+# A publisher that repeats one topic and one size is the best case of a broker that handles runs of packets
+# together. Here neighbours differ in topic and in size, though all go to the same subscribers …
 MIXED = tuple((qos, pattern) for qos in (0, 1) for pattern in PATTERNS)
+# … and here neighbours never go to the same subscriber.
+SCATTER: dict[str, float | str] = {
+    "publishers": 1,
+    "subscribers": 64,
+    "topics": 64,
+    "pattern": "scatter",
+    "mixed_sizes": 1,
+    "outstanding": 4096,
+}
 
 
 def deliveries(name: str, meaning: str, aim: Aim | None, **options: float | str) -> Scenario:
@@ -102,6 +111,9 @@ def throughput_scenarios() -> Iterator[Scenario]:
         meaning = f"{pattern}, QoS {qos}, 32 to 96 B, 16 topics a publisher in turn, 64 packets a write"
         options = {**PATTERNS[pattern], "topics": 16, "mixed_sizes": 1}
         yield deliveries(f"{pattern}-qos{qos}-mixed", meaning, AIMS[qos, "batch"], qos=qos, **options)
+    for qos in (0, 1):
+        meaning = f"1 publisher, QoS {qos}, 32 to 96 B, 64 topics in turn, each with a subscriber of its own"
+        yield deliveries(f"1to64-qos{qos}-scatter", meaning, AIMS[qos, "batch"], qos=qos, **SCATTER)
     for label, payload, outstanding in (("1kB", 1000, 2048), ("10kB", 10_000, 256)):
         yield deliveries(
             f"1to1-qos0-{label}",

@@ -23,7 +23,11 @@ constexpr std::uint16_t PACKET_IDS = 4096;  // a publisher uses the ids 1 to thi
 constexpr std::size_t BURST = 64;           // packets that a publisher writes before reads get their turn
 constexpr double DRAIN_S = 2;              // without a delivery, and what is missing is lost
 
-enum class Pattern { FAN, PAIRS };  // FAN: everybody to everybody. PAIRS: publisher i to subscriber i.
+enum class Pattern {
+    FAN,      // every message to every subscriber
+    PAIRS,    // publisher i to subscriber i
+    SCATTER,  // topic i of the one publisher to subscriber i: neighbours never have the same audience
+};
 
 struct Plan {
     std::uint16_t port;
@@ -41,11 +45,12 @@ struct Plan {
     double seconds;
     std::vector<int> watch;
 
-    std::size_t copies() const { return pattern == Pattern::PAIRS ? 1 : subscribers; }
+    std::size_t copies() const { return pattern == Pattern::FAN ? subscribers : 1; }
 };
 
 // Which filter a subscriber takes: exact when it wants one publisher of one topic, else with wildcards.
 std::string filter_of(const Plan& plan, std::size_t subscriber) {
+    if (plan.pattern == Pattern::SCATTER) return stamp::topic_of(0, subscriber, plan.topics);
     const std::size_t publisher = plan.pattern == Pattern::PAIRS ? subscriber : 0;
     const bool wants_all = plan.pattern == Pattern::FAN && plan.publishers > 1;
     const std::string base = wants_all ? "bench/t/+" : stamp::topic_of(publisher);
@@ -312,11 +317,18 @@ private:
     std::vector<Subscriber> subscribers_;
 };
 
+Pattern pattern_of(const std::string& name) {
+    if (name == "fan") return Pattern::FAN;
+    if (name == "pairs") return Pattern::PAIRS;
+    if (name == "scatter") return Pattern::SCATTER;
+    throw std::invalid_argument("--pattern must be fan, pairs or scatter");
+}
+
 void run_throughput(const Options& options) {
     Plan plan{.port = options.port(),
               .publishers = options.count("publishers"),
               .subscribers = options.count("subscribers"),
-              .pattern = options.text("pattern") == "pairs" ? Pattern::PAIRS : Pattern::FAN,
+              .pattern = pattern_of(options.text("pattern")),
               .qos = static_cast<std::uint8_t>(options.count("qos")),
               .payload_bytes = options.count("payload"),
               .topics = options.count("topics"),
@@ -335,6 +347,8 @@ void run_throughput(const Options& options) {
     if (plan.window == 0 || plan.window >= PACKET_IDS) throw std::invalid_argument("--window must be 1 to 4095");
     if (plan.pattern == Pattern::PAIRS && plan.publishers != plan.subscribers)
         throw std::invalid_argument("pairs need as many publishers as subscribers");
+    if (plan.pattern == Pattern::SCATTER && (plan.publishers != 1 || plan.subscribers != plan.topics))
+        throw std::invalid_argument("scatter needs one publisher and as many subscribers as topics");
     Run(plan).report();
 }
 
@@ -346,7 +360,8 @@ Command throughput_command() {
             {PORT,
              {"publishers", "1", "publishing connections; 0 only receives (from `peer --mode blast`)"},
              {"subscribers", "1", "subscribing connections; 0 only publishes (to `peer --mode discard`)"},
-             {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i"},
+             {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i; "
+                                "scatter: topic i to subscriber i"},
              {"qos", "0", "of the publishes and of the subscriptions"},
              {"payload", "64", "bytes"},
              {"mixed-sizes", "0", "1: payloads from half to one and a half times --payload, none like the next"},

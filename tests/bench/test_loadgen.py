@@ -17,6 +17,7 @@ PATTERNS: dict[str, dict[str, float | str]] = {
     "fan out": {"subscribers": 5, "outstanding": 512},
     "fan in": {"publishers": 5, "outstanding": 128},
     "pairs": {"publishers": 5, "subscribers": 5, "pattern": "pairs", "topics": 3, "outstanding": 128},
+    "scatter": {"subscribers": 8, "topics": 8, "pattern": "scatter", "mixed-sizes": 1},
     "large": {"payload": 10_000, "outstanding": 256},
 }
 
@@ -68,6 +69,8 @@ def test_held_connections_are_there_until_the_block_ends() -> None:
         ({"qos": 3}, "--qos must be"),
         ({"colour": 1}, "unknown option --colour"),
         ({"payload": 3}, "--payload must be"),
+        ({"pattern": "star"}, "--pattern must be"),
+        ({"pattern": "scatter", "topics": 3}, "scatter needs"),
     ],
 )
 def test_a_bad_option_is_refused_by_name(options: dict[str, float], reason: str) -> None:
