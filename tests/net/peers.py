@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -175,15 +175,20 @@ class Peer:
 
 
 @asynccontextmanager
-async def stream(server: Server, index: int = 0, **options: object) -> AsyncIterator[Peer]:
-    """A connection to a TCP or TLS listener; nothing is said yet."""
+async def dial(port: int, **options: object) -> AsyncIterator[Peer]:
+    """A connection to a port of this machine; nothing is said yet."""
     async with asyncio.timeout(PATIENCE_S):
-        opened = await asyncio.open_connection("127.0.0.1", port_of(server, index), **options)  # type: ignore[arg-type]
+        opened = await asyncio.open_connection("127.0.0.1", port, **options)  # type: ignore[arg-type]
     peer = Peer(*opened)
     try:
         yield peer
     finally:
         await peer.close()
+
+
+def stream(server: Server, index: int = 0, **options: object) -> AbstractAsyncContextManager[Peer]:
+    """A connection to a TCP or TLS listener; nothing is said yet."""
+    return dial(port_of(server, index), **options)
 
 
 @asynccontextmanager

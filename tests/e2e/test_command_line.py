@@ -1,0 +1,209 @@
+"""`polybus pub` and `polybus sub` against a served bus, and the life of `polybus serve` itself."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import StartBus
+from tests.e2e.processes import EVERY_KIND, POLYBUS, Program, Served, eventually, polybus, unique
+
+CONNECT_V5 = bytes.fromhex("100e00044d5154540502000000000161")  # client id "a"
+CONNECT_V311 = bytes.fromhex("100d00044d51545404020000000162")  # client id "b"
+
+
+def subscriber(bus: Served, folder: Path, topic: str, *arguments: str, kind: str = "tcp") -> Program:
+    """Waits for nothing: retain something under the topic to see that it listens."""
+    authority = ["--cafile", bus.authority] if kind in ("tls", "wss") else []
+    return Program([*POLYBUS, "sub", "--url", bus.url(kind), "-t", topic, *authority, *arguments], folder)
+
+
+def publish(bus: Served, topic: str, *arguments: str, kind: str = "tcp", stdin: str = "") -> None:
+    authority = ["--cafile", bus.authority] if kind in ("tls", "wss") else []
+    done = polybus("pub", "--url", bus.url(kind), "-t", topic, *authority, *arguments, stdin=stdin)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_pub_and_sub_over_every_transport(bus: Served, tmp_path: Path, kind: str) -> None:
+    topic = unique()
+    publish(bus, topic, "-m", "ready", "-r", "-q", "1", kind=kind)
+    with subscriber(bus, tmp_path, topic, "-C", "3", "-q", "2", "-v", kind=kind) as sub:
+        sub.wait_for("ready")
+        publish(bus, topic, "-l", "-q", "2", "-V", "3.1.1", kind=kind, stdin="one\ntwo\n")
+        assert sub.wait() == 0
+    assert sub.output == f"{topic} ready\n{topic} one\n{topic} two\n"
+
+
+def test_json(bus: Served, tmp_path: Path) -> None:
+    topic = unique()
+    publish(
+        bus,
+        topic,
+        "-m",
+        "x",
+        "-r",
+        "-q",
+        "1",
+        "--user-property",
+        "a=b",
+        "--property",
+        "content_type=text/plain",
+    )
+    with subscriber(bus, tmp_path, topic, "-C", "1", "--json") as sub:
+        assert sub.wait() == 0
+    message = json.loads(sub.output)
+    assert (message["topic"], message["payload"], message["retain"]) == (topic, "x", True)
+    assert message["properties"] == {"content_type": "text/plain", "user_properties": [["a", "b"]]}
+
+
+def test_a_kept_session(bus: Served, tmp_path: Path) -> None:
+    topic, client_id = unique(), unique("c")
+    publish(bus, topic, "-m", "ready", "-r", "-q", "1")
+    kept = ["--id", client_id, "--keep", "-q", "1"]
+    with subscriber(bus, tmp_path, topic, *kept, "-C", "1") as sub:
+        assert sub.wait() == 0
+    publish(bus, topic, "-m", "while away", "-q", "1")
+    with subscriber(bus, tmp_path, topic, *kept, "-C", "1", "-R") as sub:
+        assert sub.wait() == 0
+    assert sub.output == "while away\n"
+
+
+def test_sub_stays_through_a_restart(start_bus: StartBus, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*POLYBUS, "serve", "--mqtt-port", str(port)]
+    url = f"mqtt://127.0.0.1:{port}"
+    with Program(command, tmp_path) as first:
+        first.wait_for(url)
+        assert polybus("pub", "--url", url, "-t", "t", "-m", "before", "-r", "-q", "1").returncode == 0
+        with Program([*POLYBUS, "sub", "--url", url, "-t", "t", "-q", "1", "-C", "2"], tmp_path) as sub:
+            sub.wait_for("before")
+            first.process.send_signal(signal.SIGTERM)
+            assert first.wait() == 0
+            sub.wait_for("connecting again")
+            with Program(command, tmp_path) as second:
+                second.wait_for(url)
+                sub.wait_for("connected again")
+                eventually(lambda: _publish(url, "after") and sub.process.poll() is not None)
+                assert sub.wait() == 0
+                assert "after" in sub.output
+
+
+def _publish(url: str, payload: str) -> bool:
+    return polybus("pub", "--url", url, "-t", "t", "-m", payload, "-q", "1").returncode == 0
+
+
+# -- serve -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly(start_bus: StartBus, number: signal.Signals) -> None:
+    bus = start_bus("", EVERY_KIND)
+    assert bus.socket_path.exists()
+    with (
+        socket.create_connection(("127.0.0.1", bus.port)) as five,
+        socket.create_connection(("127.0.0.1", bus.port)) as four,
+    ):
+        for client, connect in ((five, CONNECT_V5), (four, CONNECT_V311)):
+            client.settimeout(10)
+            client.sendall(connect)
+            assert client.recv(1) == b"\x20"
+        bus.signal(number)
+        assert _to_the_end(five).endswith(b"\xe0\x01\x8b") or b"\xe0\x02\x8b\x00" in _to_the_end(five)
+        _to_the_end(four)
+        assert bus.process.wait(20) == 0
+    assert "is stopping" in bus.stdout
+    assert not bus.socket_path.exists()
+    assert "Traceback" not in bus.log
+
+
+def test_reload(start_bus: StartBus) -> None:
+    bus = start_bus("[limits]\nkeep_alive_s = 100\n")
+    assert b"\x13\x00\x64" in _connack(bus)  # server keep alive, in words of 5.0
+    bus.write_config('[limits]\nkeep_alive_s = 50\n[server]\nlog_level = "DEBUG"\n')
+    bus.reload()
+    assert b"\x13\x00\x32" in _connack(bus)
+    bus.write_config("[limits]\nkeep_alive_s = -1\n")
+    bus.reload()
+    assert "configuration not reloaded" in bus.log
+    assert "limits.keep_alive_s" in bus.log
+    assert b"\x13\x00\x32" in _connack(bus)
+    bus.config_path.unlink()
+    bus.reload()
+    assert b"\x13\x00\x32" in _connack(bus)
+    bus.write_config("")
+    bus.reload()
+    assert b"\x13" not in _connack(bus)
+    assert "Traceback" not in bus.log
+
+
+def test_a_log_file_that_cannot_be_written_keeps_what_runs(start_bus: StartBus) -> None:
+    bus = start_bus("")
+    (bus.folder / "folder").mkdir()
+    bus.write_config('[server]\nlog_file = "folder"\n[limits]\nkeep_alive_s = 50\n')
+    bus.reload()
+    assert "configuration not reloaded" in bus.log
+    assert "Traceback" not in bus.log
+    assert b"\x13\x00\x32" not in _connack(bus)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[limits]\nconnections = 0\n", "limits.connections"),
+        ("[limit]\n", "limit"),
+        ("[[listener]]\nkind = 'tls'\n", "certificate"),
+        ("not toml", "line 1"),
+        ("[auth]\npassword_file = 'missing'\n", "auth.password_file"),
+    ],
+)
+def test_a_bad_configuration_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "polybus.toml"
+    path.write_text(text)
+    done = polybus("serve", "--config", path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert str(path) in done.stderr
+    assert told in done.stderr
+    assert all(line.startswith("polybus: ") for line in done.stderr.splitlines())
+
+
+def test_logs_as_json(start_bus: StartBus) -> None:
+    bus = start_bus('[server]\nlog_format = "json"\nlog_level = "TRACE"\n')
+    _connack(bus)
+    eventually(lambda: "client connected" in bus.log)
+    entries = [json.loads(line) for line in bus.log.splitlines()]
+    assert any(e["event"] == "client connected" and e["fields"]["client_id"] == "a" for e in entries)
+
+
+def test_standard_output_that_nobody_reads(tmp_path: Path) -> None:
+    """`polybus serve | head -1` is no reason to stop."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        with Program(
+            ["sh", "-c", f"exec {' '.join(POLYBUS)} serve --mqtt-port 0 >&{write}"], tmp_path
+        ) as program:
+            eventually(lambda: program.process.poll() is not None or "listening" in program.output)
+    finally:
+        os.close(write)
+
+
+def _connack(bus: Served) -> bytes:
+    with socket.create_connection(("127.0.0.1", bus.port)) as client:
+        client.settimeout(10)
+        client.sendall(CONNECT_V5)
+        head = client.recv(2, socket.MSG_WAITALL)
+        assert head[0] == 0x20
+        return client.recv(head[1], socket.MSG_WAITALL)
+
+
+def _to_the_end(client: socket.socket) -> bytes:
+    data = b""
+    while piece := client.recv(4096):
+        data += piece
+    return data
