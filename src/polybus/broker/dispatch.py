@@ -85,8 +85,14 @@ class Dispatcher:
                     self._deliver_to(cohort, message)
                 continue
             for session in cohort.sessions:
-                if session.queue is not None or not self._send_run(session, run):
+                if session.queue is None and self._send_run(session, run):
+                    continue
+                link = session.link
+                if self._fits(session.queue, run) and (link is None or link.encoding is run.encoding):
                     self._enqueue(session, run)
+                    continue
+                for message in run.messages():
+                    self._send_tracked([session], Delivery(message, run.qos, False))
         if not plan.is_plain:
             for message in run.messages():
                 self._deliver_choosy(plan, message)
@@ -270,24 +276,32 @@ class Dispatcher:
         if queue is None:
             queue = session.queue = Queue()
             self.queued_sessions.add(session)
-        size = item.size_bytes()
-        limits = self.limits
-        while (
-            queue.messages + item.count > limits.queued_messages_per_session
-            or queue.size_bytes + size > limits.queued_bytes_per_session
-        ):
+        while not self._fits(queue, item):
             if not self.drop_oldest or not queue.messages:
                 self._count_queue_drop(session, item.count)
                 if not queue.messages:
                     self._forget_queue(session)
                 return
-            oldest = queue.drop_oldest()
-            self.queued_bytes -= oldest.size_bytes()
-            self._count_queue_drop(session, oldest.count)
+            self._drop_oldest(queue)
+            self._count_queue_drop(session, 1)
         queue.push(item)
-        self.queued_bytes += size
+        self.queued_bytes += item.size_bytes()
         if session.link is not None and queue.messages == item.count:
             self.pump(session)  # the first to wait: it may just not go in one piece
+
+    def _fits(self, queue: Queue | None, item: Delivery | Run) -> bool:
+        messages, size_bytes = (queue.messages, queue.size_bytes) if queue is not None else (0, 0)
+        return (
+            messages + item.count <= self.limits.queued_messages_per_session
+            and size_bytes + item.size_bytes() <= self.limits.queued_bytes_per_session
+        )
+
+    def _drop_oldest(self, queue: Queue) -> int:
+        """Give up one message; returns its size."""
+        before = queue.size_bytes
+        size = queue.drop_oldest().size_bytes()
+        self.queued_bytes += queue.size_bytes - before
+        return size
 
     def _count_queue_drop(self, session: Session, count: int) -> None:
         if not session.dropped:
@@ -606,13 +620,11 @@ class Dispatcher:
                     return
 
     def _give_up(self, session: Session, queue: Queue) -> int:
-        oldest = queue.drop_oldest()
-        size = oldest.size_bytes()
-        self.queued_bytes -= size
+        size = self._drop_oldest(queue)
         if not queue.messages:
             self._forget_queue(session)
-        session.dropped += oldest.count
-        self.stats.dropped_memory += oldest.count
+        session.dropped += 1
+        self.stats.dropped_memory += 1
         return size
 
     def _forget_queue(self, session: Session) -> None:

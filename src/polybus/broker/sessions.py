@@ -58,8 +58,11 @@ class Queue:
         return self._taken((self.priority or self.regular).popleft())
 
     def drop_oldest(self) -> Delivery | Run:
-        """Give up the oldest regular item, or the oldest priority one if there is no other."""
-        return self._taken((self.regular or self.priority).popleft())
+        """Give up the oldest regular message, or the oldest priority one if there is no other."""
+        lane = self.regular or self.priority
+        if isinstance(lane[0], Run):
+            self.break_up(lane[0])
+        return self._taken(lane.popleft())
 
     def break_up(self, run: Run) -> None:
         """Replace the run in front by its messages."""

@@ -24,22 +24,24 @@ class SharedGroup:
         self.choose = choose
         self.favourite: Session | None = None
         self._strategy = STRATEGIES[strategy]
-        self._order: list[Session] = []
+        self._order: list[Session] | None = []
         self._turn = 0
 
     def join(self, session: Session, subscription: Subscription) -> None:
         self.members[session] = subscription
-        self._order = list(self.members)
+        self._order = None
 
     def leave(self, session: Session) -> None:
         self.members.pop(session, None)
-        self._order = list(self.members)
+        self._order = None
         if self.favourite is session:
             self.favourite = None
 
     def pick(self, *, besides: Session | None = None) -> Session | None:
         """The member that gets the next message: one that can send at once if there is any."""
         order = self._order
+        if order is None:
+            order = self._order = list(self.members)
         if not order:
             return None
         # Most of the time everyone is able, and the first proposal stands without a look around.

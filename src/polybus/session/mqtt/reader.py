@@ -43,6 +43,8 @@ PUBREC_TEMPLATE: Final = b"\x50\x02\0\0"
 TRACKED_RUN_BYTES: Final = 8192
 """A run stays in memory until its last message is acknowledged, so it must not be long. A larger
 packet travels by itself, and its subscribers share its payload."""
+SMALL_READ_BYTES: Final = 32 * 1024
+"""Up to this much is rather copied than handled apart from what came before."""
 MAX_CACHED_PERMISSIONS: Final = 1024
 
 
@@ -111,22 +113,34 @@ class MqttReader(Link):
         self.last_seen = now
         self.bytes_in += len(data)
         broker.stats.bytes_received += len(data)
-        parts = self._parts
-        if parts is not None:
-            parts.append(data)
-            self._parts_bytes += len(data)
-            if self._parts_bytes < self._parts_needed:
-                return
-            data = b"".join(parts)
-            self._parts = None
-        self._consume(data)
+        if self._parts is None:
+            self._consume(data, 0)
+        else:
+            self._complete(self._parts, data)
         broker.settle(now)
 
-    def _consume(self, data: bytes) -> None:
-        """Handle every whole packet in `data` and keep the rest."""
-        pos = 0
+    def _complete(self, parts: list[bytes], data: bytes) -> None:
+        """Put the packet together that began in earlier reads, and go on behind it."""
+        missing = self._parts_needed - self._parts_bytes
+        if len(data) < missing:
+            parts.append(data)
+            self._parts_bytes += len(data)
+            return
+        self._parts = None
+        if missing <= 0 or len(data) - missing < SMALL_READ_BYTES or self.is_paused():
+            self._consume(b"".join((*parts, data)), 0)
+            return
+        # Only the packet that was cut is copied, not everything behind it.
+        self._consume(b"".join((*parts, data[:missing])), 0)
+        if not self.is_paused():
+            self._consume(data, missing)
+        elif not self.is_closed():
+            self._keep(data[missing:])
+
+    def _consume(self, data: bytes, pos: int) -> None:
+        """Handle every whole packet in `data` from `pos` on and keep the rest."""
         try:
-            pos = self._handle_packets(data)
+            pos = self._handle_packets(data, pos)
         except PeerError as error:
             self.fail(error)
         except UnicodeDecodeError:
@@ -136,24 +150,16 @@ class MqttReader(Link):
             log.exception("internal error", extra={"fields": {"client_id": self.client_id}})
             self.fail(PeerError(ReasonCode.UNSPECIFIED_ERROR, "internal error"))
         if self.state != State.CLOSED and pos < len(data):
-            rest = data[pos:] if pos else data
-            self._parts = [rest]
-            self._parts_bytes = len(rest)
-            self._parts_needed = self._whole_size(rest)
+            self._keep(data[pos:])
 
-    def _whole_size(self, rest: bytes) -> int:
-        """How many bytes the packet that `rest` begins will have; enough to look again if unknown."""
-        shift = size = 0
-        for at, byte in enumerate(rest[1:5], start=2):
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return at + size
-        return 0
+    def _keep(self, rest: bytes) -> None:
+        """Bytes for later: the beginning of a packet, or whatever came before a pause."""
+        self._parts = [rest]
+        self._parts_bytes = len(rest)
+        self._parts_needed = _whole_size(rest)
 
-    def _handle_packets(self, data: bytes) -> int:
+    def _handle_packets(self, data: bytes, pos: int) -> int:
         end = len(data)
-        pos = 0
         max_size = self.broker.limits.packet_size_bytes
         while end - pos >= 2 and self.is_reading:
             first_byte = data[pos]
@@ -386,10 +392,13 @@ class MqttReader(Link):
         self.last_seen = now
         parts, self._parts = self._parts, None
         if parts is not None:
-            self._consume(b"".join(parts))
+            self._consume(b"".join(parts), 0)
         if self.is_reading and not self.is_closed():
             self.port.resume_reading()
         self.broker.stir()
+
+    def is_paused(self) -> bool:
+        return not self.is_reading
 
     def is_closed(self) -> bool:
         return self.state == State.CLOSED
@@ -400,6 +409,17 @@ def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> b
     changed = bytearray(acknowledgements)
     changed[::4] = bytes((first_byte,)) * count
     return bytes(changed)
+
+
+def _whole_size(rest: bytes) -> int:
+    """How many bytes the packet that `rest` begins will have; 0 if that cannot be told yet."""
+    shift = size = 0
+    for at, byte in enumerate(rest[1:5], start=2):
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return at + size
+    return 0
 
 
 class _Resume:
