@@ -63,8 +63,9 @@ def main(
     try:
         loadgen.build()
         report = Report(names, {name: brokers.version(name) for name in names})
+        sources = brokers.fingerprint()
         run_all(report, effort, only, console)
-        if {name: brokers.version(name) for name in names} != report.versions:
+        if "polybus" in names and brokers.fingerprint() != sources:
             report.failures.append("the sources changed during the run: its rows are not of one broker")
     except (BrokerError, LoadgenError) as error:
         console.print(f"[red]{error}")
