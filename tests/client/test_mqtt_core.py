@@ -195,7 +195,7 @@ def test_no_more_than_the_receive_maximum_is_under_way(make: Make) -> None:
     script.reply(PubAck(1), PubAck(3)).expect(Publish, topic="d")
 
 
-def test_packet_ids_wrap_around_those_in_use(make: Make) -> None:
+def test_packet_ids_wrap_around_those_in_use() -> None:
     script = Script(MqttSettings(client_id="c")).connect()
     script.publish("long", qos=2)
     script.expect(Publish, packet_id=1)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from polybus.broker.topics import parse_filter
+from polybus.broker.tree import TopicTree
 from polybus.client.events import BusEvent, MessagesDropped, Receipt, Received
 from polybus.client.message import SubscribeOptions
 from polybus.client.subscription import Subscription, Ticket
@@ -25,7 +26,7 @@ class Entry:
 
     def __init__(self, options: SubscribeOptions) -> None:
         self.options = options
-        self.levels = parse_filter(options.topic_filter, MAX_LEVELS).path.split("/")
+        self.path = parse_filter(options.topic_filter, MAX_LEVELS).path
         self.subscriptions: list[Subscription] = []
 
 
@@ -42,8 +43,9 @@ class Router:
         self._emit = emit
         self._entries: dict[str, Entry] = {}
         self._by_identifier: dict[int, Entry] = {}
+        self._by_path: TopicTree[list[Entry]] = TopicTree()  # a filter and its shared ones have one path
         self._by_topic: dict[str, tuple[Subscription, ...]] = {}
-        self._unclaimed: deque[Received] = deque()
+        self._unclaimed: deque[tuple[float, Received]] = deque()  # with their deadlines
         self._batch = 0
         self._is_closed = False
         self.keeps_unclaimed = False
@@ -61,7 +63,7 @@ class Router:
             if entry is None:
                 identifier = self._free_identifier(options.topic_filter)
                 entry = Entry(msgspec.structs.replace(options, identifier=identifier))
-                self._entries[options.topic_filter] = self._by_identifier[identifier] = entry
+                self._insert(entry)
             else:
                 qos = max(options.qos, entry.options.qos)
                 identifier = entry.options.identifier
@@ -81,8 +83,7 @@ class Router:
                 continue
             entry.subscriptions.remove(subscription)
             if not entry.subscriptions:
-                del self._entries[topic_filter]
-                del self._by_identifier[entry.options.identifier]
+                self._delete(entry)
                 unwanted.append(topic_filter)
         self._by_topic.clear()
         return unwanted
@@ -119,13 +120,26 @@ class Router:
         topic = received.message.topic
         targets = self._by_topic.get(topic)
         if targets is None:
-            levels = topic.split("/")
-            matching = [entry for entry in self._entries.values() if match_filter(entry.levels, levels)]
+            matching = (entry for entries in self._by_path.match_name(topic) for entry in entries)
             targets = tuple(dict.fromkeys(sub for entry in matching for sub in entry.subscriptions))
             if len(self._by_topic) >= MAX_CACHED_TOPICS:
                 self._by_topic.clear()
             self._by_topic[topic] = targets
         return targets
+
+    def _insert(self, entry: Entry) -> None:
+        self._entries[entry.options.topic_filter] = entry
+        self._by_identifier[entry.options.identifier] = entry
+        self._by_path.put(entry.path, [*(self._by_path.get(entry.path) or []), entry])
+
+    def _delete(self, entry: Entry) -> None:
+        del self._entries[entry.options.topic_filter]
+        del self._by_identifier[entry.options.identifier]
+        others = [each for each in self._by_path.get(entry.path) or [] if each is not entry]
+        if others:
+            self._by_path.put(entry.path, others)
+        else:
+            self._by_path.remove(entry.path)
 
     def _free_identifier(self, topic_filter: str) -> int:
         identifier = zlib.crc32(topic_filter.encode()) & _IDENTIFIER_BITS or 1
@@ -136,39 +150,32 @@ class Router:
     # --- messages that come before their subscription ---------------------------------------------
 
     def _keep(self, received: Received) -> None:
-        self._unclaimed.append(received)
+        loop = asyncio.get_running_loop()
+        if not self._unclaimed:
+            loop.call_later(UNCLAIMED_FOR_S, self._give_up_the_old)
+        self._unclaimed.append((loop.time() + UNCLAIMED_FOR_S, received))
         if len(self._unclaimed) > MAX_UNCLAIMED:
-            self._give_up(self._unclaimed.popleft())
-        else:
-            asyncio.get_running_loop().call_later(UNCLAIMED_FOR_S, self._give_up_if_kept, received)
+            self._give_up_first()
 
     def _offer_unclaimed(self) -> None:
-        waiting, self._unclaimed = self._unclaimed, deque()
         self.begin_batch()
-        for received in waiting:
+        for _ in range(len(self._unclaimed)):
+            deadline, received = self._unclaimed.popleft()
             targets = self._targets(received)
             if targets:
                 self._hand_over(received, targets)
             else:
-                self._unclaimed.append(received)
+                self._unclaimed.append((deadline, received))
 
-    def _give_up_if_kept(self, received: Received) -> None:
-        if self._unclaimed and self._unclaimed[0] is received:
-            self._give_up(self._unclaimed.popleft())
+    def _give_up_the_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._unclaimed and self._unclaimed[0][0] <= loop.time():
+            self._give_up_first()
+        if self._unclaimed:
+            loop.call_at(self._unclaimed[0][0], self._give_up_the_old)
 
-    def _give_up(self, received: Received) -> None:
+    def _give_up_first(self) -> None:
+        _, received = self._unclaimed.popleft()
         if received.receipt is not None:
             self._acknowledge(received.receipt)
         self._emit(MessagesDropped((received.message.topic,), 1))
-
-
-def match_filter(filter_levels: list[str], topic_levels: list[str]) -> bool:
-    """[MQTT-4.7.2-1] A wildcard at the front does not match topics that begin with $."""
-    if topic_levels[0].startswith("$") and filter_levels[0] in ("+", "#"):
-        return False
-    for index, level in enumerate(filter_levels):
-        if level == "#":
-            return True
-        if index >= len(topic_levels) or (level != "+" and level != topic_levels[index]):
-            return False
-    return len(filter_levels) == len(topic_levels)
