@@ -108,7 +108,7 @@ class Driver:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    async def close(self, error: ClientError | None) -> None:
+    def shut(self, error: ClientError | None) -> None:
         """For good. Whoever waits gets `error`, or `BusClosed` if the end was asked for."""
         if self._closed_by is not None:
             return
@@ -121,6 +121,9 @@ class Driver:
                 future.set_exception(error or self._closed_by)
         self.drop()
         self._ready.set()
+
+    async def wait_left(self) -> None:
+        """Until the transports have closed; they set themselves a limit."""
         if self._leaving:
             await asyncio.wait(self._leaving)
 

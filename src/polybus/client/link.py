@@ -30,10 +30,14 @@ class Link:
 
     async def open(self) -> None:
         """Connect for the first time. Raises `ConnectionFailed` or `ConnectRefused`."""
-        outcome = await self._driver.connect()
+        try:
+            outcome = await self._driver.connect()
+        except BaseException:
+            self._driver.shut(None)
+            raise
         if isinstance(outcome, Ended):
-            self._has_ended = True
-            await self._driver.close(outcome.error)
+            self._driver.shut(outcome.error)
+            await self._driver.wait_left()
             raise outcome.error
         self._supervisor = asyncio.create_task(self._supervise(), name="polybus-link")
 
@@ -42,7 +46,8 @@ class Link:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
-        await self._end(None)
+            self._end(None)
+        await self._driver.wait_left()
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
@@ -55,7 +60,7 @@ class Link:
                 self.attempt = 0
             while ended is not None and self._may_try_again(ended):
                 ended = await self._try_again(ended)
-        await self._end(ended.error)
+        self._end(ended.error)
 
     def _may_try_again(self, ended: Ended) -> bool:
         if self._backoff is None or not ended.may_retry:
@@ -72,11 +77,9 @@ class Link:
         outcome = await self._driver.connect()
         return outcome if isinstance(outcome, Ended) else None
 
-    async def _end(self, error: ClientError | None) -> None:
-        if self._has_ended:
-            return
-        self._has_ended = True
-        closing = asyncio.create_task(self._driver.close(error))
-        self._on_end(error)
-        await closing
-        self._emit(Closed(error))
+    def _end(self, error: ClientError | None) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._driver.shut(error)
+            self._on_end(error)
+            self._emit(Closed(error))
