@@ -229,5 +229,5 @@ def test_the_replayed_delivery() -> None:
     retained = Retained(Limits())
     retained.store(Message("t", b"x", qos=2, retain=True))
     subscription = Subscription("t", None, 1, identifier=7)
-    found = [d for d in retained.replay(subscription, 0.0) if d is not None]
+    found = [d for d in retained.replay(subscription) if d is not None]
     assert found == [Delivery(Message("t", b"x", qos=2, retain=True), 1, True, (7,))]

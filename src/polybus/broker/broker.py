@@ -245,10 +245,11 @@ class Broker:
         self.drain()
         is_new = self.subscriptions.add(session, topic_filter, subscription)
         if subscription.group is None and (retain_handling == 0 or (retain_handling == 1 and is_new)):
-            self.dispatcher.start_replay(session, self.retained.replay(subscription, self.now))
+            self.dispatcher.start_replay(session, topic_filter, self.retained.replay(subscription))
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         self.drain()
+        self.dispatcher.stop_replay(session, topic_filter)
         return self.subscriptions.remove(session, topic_filter)
 
     def stop(self) -> None:

@@ -49,9 +49,8 @@ class Dispatcher:
     def deliver_run(self, plan: Plan, run: Run) -> None:
         wire = run.wire
         encoding = run.encoding
-        count = run.count
         dirty = self.dirty
-        other_frames: dict[Encoding, bytes] = {}
+        other_frames: dict[Encoding, tuple[bytes, int]] = {}
         for session in plan.plain:
             link = session.link
             if link is None:
@@ -61,8 +60,11 @@ class Dispatcher:
                 continue
             if link.encoding is encoding:
                 frame = wire
+                count = run.count
             else:
-                frame = other_frames.get(link.encoding) or self._encode_run(link, run, other_frames)
+                frame, count = other_frames.get(link.encoding) or self._encode_run(link, run, other_frames)
+                if not count:
+                    continue
             if link.blocked:
                 self._push_blocked(link, frame, count)
                 continue
@@ -240,7 +242,8 @@ class Dispatcher:
             outbox += (parts[0], packet_id.to_bytes(2), parts[1])
             link.messages_out += 1
 
-    def _encode_run(self, link: Link, run: Run, frames: dict[Encoding, bytes]) -> bytes:
+    def _encode_run(self, link: Link, run: Run, frames: dict[Encoding, tuple[bytes, int]]) -> tuple[bytes, int]:
+        """A QoS 0 run in another encoding, and how many of its messages that can take."""
         pieces: list[bytes] = []
         for message in run.messages():
             parts = link.encoding.frame(Delivery(message, 0, False), self.now)
@@ -248,10 +251,10 @@ class Dispatcher:
                 self.stats.dropped_too_large += 1
             else:
                 pieces += parts
-        frame = b"".join(pieces)
+        encoded = b"".join(pieces), len(pieces) >> 1
         if link.encoding.shared:
-            frames[link.encoding] = frame
-        return frame
+            frames[link.encoding] = encoded
+        return encoded
 
     def _push_blocked(self, link: Link, frame: bytes, count: int) -> None:
         if self.over_budget or link.backlog_bytes + len(frame) > self.limits.outbox_bytes_per_connection:
@@ -325,11 +328,8 @@ class Dispatcher:
                     return
                 continue
             self._pop_queue(session, queue)
-            expires_at = item.message.expires_at
-            if expires_at is not None and expires_at <= self.now:
-                self.stats.dropped_expired += 1
-                continue
-            self._transmit(session, link, item)
+            if not self._has_expired(item):
+                self._transmit(session, link, item)
 
     def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> bool:
         """Send the run in front, or break it up; False: it waits for more room."""
@@ -569,36 +569,45 @@ class Dispatcher:
 
     # -- retained messages to new subscriptions --------------------------------------------------
 
-    def start_replay(self, session: Session, replay: Iterator[Delivery | None]) -> None:
+    def start_replay(self, session: Session, topic_filter: str, replay: Iterator[Delivery | None]) -> None:
+        """Begin, or begin anew if the same filter is still being served."""
         if session.replays is None:
-            session.replays = deque()
-        session.replays.append(replay)
+            session.replays = {}
+        session.replays[topic_filter] = replay
         self.replaying.add(session)
+
+    def stop_replay(self, session: Session, topic_filter: str) -> None:
+        if session.replays is not None:
+            session.replays.pop(topic_filter, None)
 
     def pump_replays(self) -> None:
         """One step for each session that is being sent retained messages."""
         for session in list(self.replaying):
-            self._replay_step(session)
+            if session.link is None or not session.replays:
+                session.replays = None
+                self.replaying.discard(session)
+            else:
+                self._replay_step(session, session.link, session.replays)
 
-    def _replay_step(self, session: Session) -> None:
-        link = session.link
-        replays = session.replays
-        if link is None or replays is None:
-            self.replaying.discard(session)
-            return
+    def _replay_step(self, session: Session, link: Link, replays: dict[str, Iterator[Delivery | None]]) -> None:
+        topic_filter, replay = next(iter(replays.items()))
         for _ in range(REPLAY_STEP):
             if link.blocked or session.queue is not None or session.outstanding >= session.window:
                 self.replaying.discard(session)  # goes on when the link or the window is free again
                 return
-            delivery = next(replays[0], _EXHAUSTED)
+            delivery = next(replay, _EXHAUSTED)
             if delivery is _EXHAUSTED:
-                replays.popleft()
-                if not replays:
-                    session.replays = None
-                    self.replaying.discard(session)
-                    return
-            elif isinstance(delivery, Delivery):
+                del replays[topic_filter]
+                return
+            if isinstance(delivery, Delivery) and not self._has_expired(delivery):
                 self._transmit(session, link, delivery)
+
+    def _has_expired(self, delivery: Delivery) -> bool:
+        expires_at = delivery.message.expires_at
+        if expires_at is None or expires_at > self.now:
+            return False
+        self.stats.dropped_expired += 1
+        return True
 
     # -- the memory budget ------------------------------------------------------------------------
 

@@ -12,15 +12,15 @@ from polybus.broker.tree import TopicTree
 class Retained:
     """The single owner of retained messages.
 
-    Expiry: each topic has at most one entry in the heap. When it comes up it is judged by the
-    message that is there by then, so replacing a message often does not make the heap grow.
+    Expiry: `_expiring` says when each topic is due, the heap has at least that entry. Entries that are
+    no longer due stay in the heap until they outnumber the others.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._tree: TopicTree[Message] = TopicTree()
         self._expiries: list[tuple[float, str]] = []
-        self._expiring: set[str] = set()
+        self._expiring: dict[str, float] = {}
         self.count = 0
         self.size_bytes = 0
 
@@ -41,42 +41,41 @@ class Retained:
         self._tree.put(message.topic, message)
         self.size_bytes += size - (old.size_bytes() if old else 0)
         self.count += old is None
-        if message.expires_at is not None and message.topic not in self._expiring:
-            self._expiring.add(message.topic)
-            heapq.heappush(self._expiries, (message.expires_at, message.topic))
+        self._schedule(message.topic, message.expires_at)
         return True
 
-    def replay(self, subscription: Subscription, now: float) -> Iterator[Delivery | None]:
+    def replay(self, subscription: Subscription) -> Iterator[Delivery | None]:
         """What a new subscription gets, piecemeal; None is a pause in which nothing was found."""
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         for message in self._tree.match_filter(subscription.path):
-            if message is None or (message.expires_at is not None and message.expires_at <= now):
+            if message is None:
                 yield None
             else:
                 yield Delivery(message, min(message.qos, subscription.qos), True, identifiers)
-
-    def deadline(self) -> float | None:
-        return self._expiries[0][0] if self._expiries else None
 
     def expire(self, now: float) -> int:
         """Forget what has expired; returns how many."""
         expired = 0
         while self._expiries and self._expiries[0][0] <= now:
-            _, topic = heapq.heappop(self._expiries)
-            self._expiring.discard(topic)
-            message = self._tree.get(topic)
-            if message is None or message.expires_at is None:
-                continue
-            if message.expires_at <= now:
+            when, topic = heapq.heappop(self._expiries)
+            if self._expiring.get(topic) == when:
                 self._forget(topic)
                 expired += 1
-            else:
-                self._expiring.add(topic)
-                heapq.heappush(self._expiries, (message.expires_at, topic))
         return expired
+
+    def _schedule(self, topic: str, when: float | None) -> None:
+        if when is None:
+            self._expiring.pop(topic, None)
+        elif self._expiring.get(topic) != when:
+            self._expiring[topic] = when
+            heapq.heappush(self._expiries, (when, topic))
+        if len(self._expiries) > 64 + 2 * len(self._expiring):
+            self._expiries = [(when, topic) for topic, when in self._expiring.items()]
+            heapq.heapify(self._expiries)
 
     def _forget(self, topic: str) -> None:
         removed = self._tree.remove(topic)
+        self._schedule(topic, None)
         if removed is not None:
             self.count -= 1
             self.size_bytes -= removed.size_bytes()

@@ -126,8 +126,8 @@ class Session:
         self.queue: Queue | None = None
         self.received: set[int] | None = None
         """QoS 2 packet ids taken from the client and not yet released by it."""
-        self.replays: deque[Iterator[Delivery | None]] | None = None
-        """Retained messages on their way to new subscriptions."""
+        self.replays: dict[str, Iterator[Delivery | None]] | None = None
+        """Retained messages on their way to new subscriptions, by topic filter."""
         self.expiry_s = 0.0
         self.will: Will | None = None
         self.will_at: float | None = None

@@ -8,14 +8,16 @@ from polybus.broker.sessions import Session, Subscription
 Choose: TypeAlias = Callable[[int], int]
 """A number below n: the source of chance is an argument."""
 
-Strategy: TypeAlias = Callable[["SharedGroup", list[Session]], Session]
-"""Which of these sessions (at least one) gets the next message."""
+IsAble: TypeAlias = Callable[[Session], bool]
+
+Strategy: TypeAlias = Callable[["SharedGroup", list[Session], IsAble], Session | None]
+"""Which of these sessions (at least one) gets the next message; None: none of them is able."""
 
 
 class SharedGroup:
     """The members of ``$share/<name>/<path>``."""
 
-    __slots__ = ("_order", "_strategy", "_turn", "choose", "favourite", "members", "name", "path")
+    __slots__ = ("_order", "_strategy", "choose", "favourite", "members", "name", "path", "turn")
 
     def __init__(self, name: str, path: str, strategy: str, choose: Choose) -> None:
         self.name = name
@@ -25,7 +27,7 @@ class SharedGroup:
         self.favourite: Session | None = None
         self._strategy = STRATEGIES[strategy]
         self._order: list[Session] | None = []
-        self._turn = 0
+        self.turn = 0
 
     def join(self, session: Session, subscription: Subscription) -> None:
         self.members[session] = subscription
@@ -44,17 +46,14 @@ class SharedGroup:
             order = self._order = list(self.members)
         if not order:
             return None
-        # Most of the time everyone is able, and the first proposal stands without a look around.
-        choice = self._strategy(self, order)
-        if choice is not besides and _is_free(choice):
-            return choice
-        others = [s for s in order if s is not besides]
-        able = [s for s in others if _is_free(s)] or [s for s in others if s.link is not None] or others
-        return self._strategy(self, able) if able else None
-
-    def next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
+        candidates = order if besides is None else [s for s in order if s is not besides]
+        if not candidates:
+            return None
+        for is_able in (_is_free, _is_connected, _is_anyone):
+            choice = self._strategy(self, candidates, is_able)
+            if choice is not None:
+                return choice
+        return None
 
 
 def _is_free(session: Session) -> bool:
@@ -62,23 +61,43 @@ def _is_free(session: Session) -> bool:
     return link is not None and not link.blocked and session.queue is None
 
 
-def _round_robin(group: SharedGroup, sessions: list[Session]) -> Session:
-    return sessions[group.next_turn() % len(sessions)]
+def _is_connected(session: Session) -> bool:
+    return session.link is not None
 
 
-def _random(group: SharedGroup, sessions: list[Session]) -> Session:
-    return sessions[group.choose(len(sessions))]
+def _is_anyone(session: Session) -> bool:
+    return True
 
 
-def _sticky(group: SharedGroup, sessions: list[Session]) -> Session:
+def _round_robin(group: SharedGroup, sessions: list[Session], is_able: IsAble) -> Session | None:
+    count = len(sessions)
+    for step in range(count):
+        session = sessions[(group.turn + step) % count]
+        if is_able(session):
+            group.turn = (group.turn + step + 1) % count
+            return session
+    return None
+
+
+def _random(group: SharedGroup, sessions: list[Session], is_able: IsAble) -> Session | None:
+    session = sessions[group.choose(len(sessions))]
+    if is_able(session):
+        return session
+    able = [s for s in sessions if is_able(s)]
+    return able[group.choose(len(able))] if able else None
+
+
+def _sticky(group: SharedGroup, sessions: list[Session], is_able: IsAble) -> Session | None:
+    """The same session for as long as it is connected, even if it is slow."""
     favourite = group.favourite
-    if favourite is None or favourite.link is None or favourite not in sessions:
-        favourite = group.favourite = sessions[group.choose(len(sessions))]
-    return favourite
+    if favourite is not None and favourite.link is not None and favourite in sessions:
+        return favourite
+    group.favourite = _random(group, sessions, is_able)
+    return group.favourite
 
 
-def _fewest_in_flight(group: SharedGroup, sessions: list[Session]) -> Session:
-    return min(sessions, key=Session.load)
+def _fewest_in_flight(group: SharedGroup, sessions: list[Session], is_able: IsAble) -> Session | None:
+    return min((s for s in sessions if is_able(s)), key=Session.load, default=None)
 
 
 STRATEGIES: Final[dict[str, Strategy]] = {

@@ -129,10 +129,11 @@ class TopicTree(Generic[T]):
                         if depth or not name.startswith("$"):
                             stack.append((child, depth + 1))
                 yield None
-            elif node.children is not None:
-                child_at = node.children.get(level)
+            else:
+                child_at = node.children.get(level) if node.children is not None else None
                 if child_at is not None:
                     stack.append((child_at, depth + 1))
+                yield None
 
 
 def _descend(top: Node[T], *, skip_hidden: bool) -> Iterator[T | None]:

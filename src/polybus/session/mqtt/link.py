@@ -363,21 +363,25 @@ class MqttLink(MqttReader):
     def _route_of(self, packet: Publish) -> Route:
         alias = packet.properties.topic_alias
         if alias is None:
-            name = packet.topic.encode()
-            return self.broker.routes.get(name) or self.new_route(name)
+            return self._route(packet.topic)
         if alias > self.broker.limits.topic_alias_maximum:
             raise PeerError(ReasonCode.TOPIC_ALIAS_INVALID, "topic alias too high", "MQTT-3.3.2-9")
         if self._aliases is None:
             self._aliases = {}
         if packet.topic:
-            name = packet.topic.encode()
-            route = self._aliases[alias] = self.broker.routes.get(name) or self.new_route(name)
+            route = self._aliases[alias] = self._route(packet.topic)
             return route
         known = self._aliases.get(alias)
         if known is None:
             raise PeerError(ReasonCode.PROTOCOL_ERROR, f"topic alias {alias} was never set", "MQTT-3.3.2-7")
         # The route may have left the cache since: look it up again by its name.
         return self.broker.subscriptions.route_of(known.topic)
+
+    def _route(self, topic: str) -> Route:
+        try:
+            return self.broker.subscriptions.route_of(topic)
+        except InvalidTopic as error:
+            raise PeerError(ReasonCode.TOPIC_NAME_INVALID, str(error), "MQTT-3.3.2-2") from error
 
     def _refuse_publish(self, packet: Publish, reason: ReasonCode) -> None:
         """5.0 says why; 3.1.1 has no way to, and acknowledges what it throws away [MQTT-3.3.5-2]."""

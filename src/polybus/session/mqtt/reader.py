@@ -143,8 +143,6 @@ class MqttReader(Link):
             pos = self._handle_packets(data, pos)
         except PeerError as error:
             self.fail(error)
-        except UnicodeDecodeError:
-            self.fail(PeerError(ReasonCode.MALFORMED_PACKET, "a topic name is not UTF-8", "MQTT-1.5.4-1"))
         except Exception:
             # Our own fault: it costs this connection, and must not cost any other.
             log.exception("internal error", extra={"fields": {"client_id": self.client_id}})
@@ -161,6 +159,7 @@ class MqttReader(Link):
     def _handle_packets(self, data: bytes, pos: int) -> int:
         end = len(data)
         max_size = self.broker.limits.packet_size_bytes
+        one_by_one_until = 0
         while end - pos >= 2 and self.is_reading:
             first_byte = data[pos]
             size = data[pos + 1]
@@ -175,11 +174,12 @@ class MqttReader(Link):
                     return pos
                 _, start, stop = frame
             if self.state == State.CONNECTED:
-                if first_byte in RUN_PUBLISHES:
+                if first_byte in RUN_PUBLISHES and pos >= one_by_one_until:
                     taken = self._publish_run(data, pos, start, stop, end)
-                    if taken:
+                    if taken > 0:
                         pos = taken
                         continue
+                    one_by_one_until = max(one_by_one_until, -taken)
                 elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS:
                     taken = self._acknowledge_run(first_byte, data, pos, end)
                     if taken:
@@ -194,9 +194,10 @@ class MqttReader(Link):
         return pos
 
     def _publish_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
-        """Publish neighbours that have one audience together; 0: leave it to the codec.
+        """Publish neighbours that have one audience together.
 
-        [pos, stop) is the first packet, its body begins at `start`; the result is where the run ends.
+        [pos, stop) is the first packet, its body begins at `start`. The result is where the run ends; 0
+        leaves the first packet to the codec, and a negative result everything up to there.
         """
         broker = self.broker
         first_byte = data[pos]
@@ -209,6 +210,7 @@ class MqttReader(Link):
         route: Route | None = None
         plan: Plan | None = None
         count = 0
+        counts: list[tuple[Route, int]] = []
         ids_at: list[range] = []
         run_start = pos
         while stop <= end and stop - start >= 2:
@@ -222,7 +224,9 @@ class MqttReader(Link):
                 break
             name = data[start + 2 : topic_end]
             if route is None:
-                route = routes.get(name) or self.new_route(name)
+                route = routes.get(name) or self._new_route(name)
+                if route is None:
+                    return 0
                 if self.permissions is not None and not self.may_publish(route.topic):
                     return 0
                 plan = route.plan or broker.subscriptions.plan(route)
@@ -234,17 +238,20 @@ class MqttReader(Link):
                     route = following
             size = stop - pos
             prefix = data[pos:topic_end] if is_tracked or not has_properties else data[pos : topic_end + 1]
-            while data.startswith(prefix, stop, end):
-                stop += size
-            if stop > end:  # the last one is not whole
-                stop -= size
+            if is_tracked and has_properties:
+                zero_at = id_end - pos
+                while data.startswith(prefix, stop, end) and stop + size <= end and not data[stop + zero_at]:
+                    stop += size
+            else:
+                while data.startswith(prefix, stop, end):
+                    stop += size
+                if stop > end:  # the last one is not whole
+                    stop -= size
             if is_tracked:
-                if has_properties and any(data[id_end:stop:size]):
-                    stop = pos + size
                 ids_at.append(range(topic_end - run_start, stop - run_start, size))
             found = (stop - pos) // size
             count += found
-            route.messages += found
+            counts.append((route, found))
             # What comes next: as the main loop does, but only for more of the same.
             pos = stop
             if stop + 4 > end or data[stop] != first_byte:
@@ -269,10 +276,12 @@ class MqttReader(Link):
             qos = 1 if first_byte == PUBLISH_QOS_1 else 2
             positions = ids_at[0] if len(ids_at) == 1 else [at for group in ids_at for at in group]
             if not self._take(qos, wire, positions):
-                return 0
+                return -pos
             run = Run(wire, count, encoding, self.client_id, qos, positions)
         else:
             run = Run(wire, count, encoding, self.client_id)
+        for route, found in counts:
+            route.messages += found
         broker.publish_run(plan, run)
         self.messages_in += count
         if broker.limits.publish_rate_per_client:
@@ -340,11 +349,12 @@ class MqttReader(Link):
             self.broker.hold(self, _with_first_bytes(PUBCOMP, data[pos:stop], count))
         return stop
 
-    def new_route(self, name: bytes) -> Route:
+    def _new_route(self, name: bytes) -> Route | None:
+        """None: this is no topic name; the codec will say why."""
         try:
             return self.broker.subscriptions.route(name)
-        except InvalidTopic as error:
-            raise PeerError(ReasonCode.TOPIC_NAME_INVALID, str(error), "MQTT-3.3.2-2") from error
+        except (InvalidTopic, UnicodeDecodeError):
+            return None
 
     # -- permission and rate --------------------------------------------------------------------
 
