@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import polybus.broker.subscriptions as module
+from polybus.broker.limits import Limits
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Plan, Subscriptions
 from polybus.broker.topics import InvalidTopic
@@ -25,7 +26,7 @@ options = st.fixed_dictionaries(
 
 
 def make(strategy: str = "round_robin") -> Subscriptions:
-    return Subscriptions(strategy, lambda n: 0, 128)
+    return Subscriptions(Limits(), strategy, lambda n: 0)
 
 
 Audience: TypeAlias = dict[str, tuple[int, bool, tuple[int, ...]]]

@@ -53,7 +53,7 @@ class Broker:
         self.stats = Stats()
         self.timers = Timers()
         self.retained = Retained(self.limits)
-        self.subscriptions = Subscriptions(shared_strategy, choose, self.limits.topic_levels)
+        self.subscriptions = Subscriptions(self.limits, shared_strategy, choose)
         self.dispatcher = Dispatcher(self.limits, self.stats, drop_oldest=drop_oldest, queue_qos0=queue_qos0)
         self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
         self.routes = self.subscriptions.routes
@@ -160,6 +160,7 @@ class Broker:
 
     def run_timers(self, now: float) -> None:
         self.now = self.dispatcher.now = now
+        self.drain()  # what was published before goes to the sessions of before
         self.timers.run(now)
         self.stir()
 
@@ -177,7 +178,7 @@ class Broker:
         self.retained.limits = limits
         self.registry.limits = limits
         self.subscriptions.strategy = shared_strategy
-        self.subscriptions.max_topic_levels = limits.topic_levels
+        self.subscriptions.limits = limits
         self.dispatcher.limits = limits
         self.dispatcher.drop_oldest = drop_oldest
         self.dispatcher.queue_qos0 = queue_qos0

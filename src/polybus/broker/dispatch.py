@@ -510,11 +510,15 @@ class Dispatcher:
         session.outstanding = 0
         session.replays = None
         self.replaying.discard(session)
+        self.forget(link)
+        self._hand_over(session, ended=False)
+
+    def forget(self, link: Link) -> None:
+        """Let go of what a link that ends did not send."""
         self.backlog_bytes -= link.backlog_bytes
         link.backlog_bytes = 0
         link.outbox.clear()
         link.held.clear()
-        self._hand_over(session, ended=False)
 
     def discard(self, session: Session) -> None:
         """The session has ended: shared messages go to other members, the rest is gone."""

@@ -34,9 +34,6 @@ class Registry:
         self._dispatcher = dispatcher
         self._subscriptions = subscriptions
 
-    def has_room_for(self, client_id: str) -> bool:
-        return client_id in self.sessions or len(self.sessions) < self.limits.sessions
-
     def open(
         self,
         link: Link,
@@ -96,6 +93,7 @@ class Registry:
             self._publish_will(session, now)
         self._cancel_timer(session)
         self.sessions.pop(session.client_id, None)
+        session.expiry_s = 0.0  # from now on nothing waits for it
         for topic_filter in list(session.subscriptions):
             self._subscriptions.remove(session, topic_filter)
         self._dispatcher.discard(session)

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from polybus.broker.limits import Limits
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.shared import Choose, SharedGroup
 from polybus.broker.topics import check_topic_name
@@ -74,10 +75,10 @@ class Subscribers(msgspec.Struct):
 class Subscriptions:
     """The single owner of subscriptions and routes."""
 
-    def __init__(self, strategy: str, choose: Choose, max_topic_levels: int) -> None:
+    def __init__(self, limits: Limits, strategy: str, choose: Choose) -> None:
         self.strategy = strategy
         self._choose = choose
-        self.max_topic_levels = max_topic_levels
+        self.limits = limits
         self._filters: TopicTree[Subscribers] = TopicTree()
         self._names: TopicTree[Route] = TopicTree()
         self.routes: dict[bytes, Route] = {}
@@ -91,7 +92,7 @@ class Subscriptions:
         Raises UnicodeDecodeError or `InvalidTopic`.
         """
         topic = name.decode()
-        check_topic_name(topic, self.max_topic_levels)
+        check_topic_name(topic, self.limits.topic_levels, self.limits.topic_bytes)
         if len(self.routes) >= MAX_ROUTES:
             for old in list(self.routes)[: MAX_ROUTES // 10]:
                 self._names.remove(self.routes.pop(old).topic)

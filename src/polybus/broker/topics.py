@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from polybus.errors import PolybusError
 
 SHARE_PREFIX: Final = "$share/"
+MAX_TOPIC_BYTES: Final = 65_535
 
 
 class InvalidTopic(PolybusError):
@@ -18,32 +19,32 @@ class ParsedFilter(NamedTuple):
     group: str | None
 
 
-def check_topic_name(topic: str, max_levels: int) -> None:
+def check_topic_name(topic: str, max_levels: int, max_bytes: int = MAX_TOPIC_BYTES) -> None:
     if not topic:
         raise InvalidTopic("a topic name needs at least one character")
     if "+" in topic or "#" in topic:
         raise InvalidTopic(f"a topic name must not contain the wildcards + and #: {topic[:80]!r}")
-    _check_common(topic, max_levels)
+    _check_common(topic, max_levels, max_bytes)
 
 
-def parse_filter(topic_filter: str, max_levels: int) -> ParsedFilter:
+def parse_filter(topic_filter: str, max_levels: int, max_bytes: int = MAX_TOPIC_BYTES) -> ParsedFilter:
     """Check a filter and split off its share name. Raises `InvalidTopic`."""
     if not topic_filter.startswith(SHARE_PREFIX):
-        _check_filter(topic_filter, max_levels)
+        _check_filter(topic_filter, max_levels, max_bytes)
         return ParsedFilter(topic_filter, None)
     group, separator, path = topic_filter[len(SHARE_PREFIX) :].partition("/")
     if not group or not separator:
         raise InvalidTopic(f"a shared filter reads $share/<name>/<filter>: {topic_filter[:80]!r}")
     if "+" in group or "#" in group:
         raise InvalidTopic(f"a share name must not contain wildcards: {group[:80]!r}")
-    _check_filter(path, max_levels)
+    _check_filter(path, max_levels, max_bytes)
     return ParsedFilter(path, group)
 
 
-def _check_filter(path: str, max_levels: int) -> None:
+def _check_filter(path: str, max_levels: int, max_bytes: int) -> None:
     if not path:
         raise InvalidTopic("a topic filter needs at least one character")
-    _check_common(path, max_levels)
+    _check_common(path, max_levels, max_bytes)
     hash_at = path.find("#")
     if hash_at != -1 and (hash_at != len(path) - 1 or (hash_at and path[hash_at - 1] != "/")):
         raise InvalidTopic(f"# must be the last level, by itself: {path[:80]!r}")
@@ -51,8 +52,10 @@ def _check_filter(path: str, max_levels: int) -> None:
         raise InvalidTopic(f"+ must fill a whole level: {path[:80]!r}")
 
 
-def _check_common(topic: str, max_levels: int) -> None:
+def _check_common(topic: str, max_levels: int, max_bytes: int) -> None:
     if "\0" in topic:
         raise InvalidTopic("a topic must not contain U+0000")
     if topic.count("/") >= max_levels:
         raise InvalidTopic(f"a topic may have at most {max_levels} levels")
+    if len(topic) > max_bytes or len(topic.encode()) > max_bytes:
+        raise InvalidTopic(f"a topic may have at most {max_bytes} bytes")

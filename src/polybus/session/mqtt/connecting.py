@@ -79,7 +79,7 @@ def _will(connect: Connect, client_id: str, limits: Limits) -> Will | None:
     if will is None:
         return None
     try:
-        check_topic_name(will.topic, limits.topic_levels)
+        check_topic_name(will.topic, limits.topic_levels, limits.topic_bytes)
     except InvalidTopic as error:
         raise PeerError(ReasonCode.TOPIC_NAME_INVALID, f"will: {error}", "MQTT-3.1.3-11") from error
     message = Message(

@@ -24,7 +24,7 @@ from polybus.errors import PeerError
 from polybus.session.mqtt.connecting import RETURN_CODES, agree
 from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
 from polybus.session.mqtt.options import MqttOptions
-from polybus.session.mqtt.reader import PUBACK, MqttReader, State
+from polybus.session.mqtt.reader import MqttReader, Pause, State
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     NO_PROPERTIES,
@@ -136,7 +136,7 @@ class MqttLink(MqttReader):
             case Unsubscribe():
                 self._on_unsubscribe(packet, session)
             case PingReq():
-                self._reply_bytes(PINGRESP)
+                self.reply(PINGRESP)
             case Disconnect():
                 self._on_disconnect(packet, session)
             case Auth():
@@ -157,10 +157,7 @@ class MqttLink(MqttReader):
         self._max_packet_size = properties.maximum_packet_size
         self._says_why = properties.request_problem_information != 0
         self.client_id = self._checked_client_id(connect)
-        if self.broker.registry.connected >= self.broker.limits.connections:
-            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker takes no more connections")
-        if not self.broker.registry.has_room_for(self.client_id):
-            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker keeps no more sessions")
+        self._check_room()
         method = properties.authentication_method
         if method is not None:
             self._begin_exchange(method, properties.authentication_data)
@@ -173,8 +170,17 @@ class MqttLink(MqttReader):
             self.client_id, connect.user_name, connect.password, self.peer, self.certificate_name
         )
         self.state = State.AUTHENTICATING
-        self.pause()
+        self.pause(Pause.AUTHENTICATION)
         authenticator.authenticate(credentials, self._on_verdict)
+
+    def _check_room(self) -> None:
+        registry = self.broker.registry
+        session = registry.sessions.get(self.client_id)
+        takes_over = session is not None and session.link is not None
+        if registry.connected >= self.broker.limits.connections and not takes_over:
+            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker takes no more connections")
+        if session is None and len(registry.sessions) >= self.broker.limits.sessions:
+            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker keeps no more sessions")
 
     def _checked_client_id(self, connect: Connect) -> str:
         if connect.client_id:
@@ -195,9 +201,9 @@ class MqttLink(MqttReader):
             return
         try:
             self._judge(verdict)
-        except PeerError as error:
-            self.fail(error)
-        self.resume(self.broker.now)
+        except Exception as error:
+            self.fail_on(error)
+        self.resume(Pause.AUTHENTICATION, self.broker.now)
 
     def _judge(self, verdict: Verdict) -> None:
         if verdict.allowed:
@@ -214,6 +220,7 @@ class MqttLink(MqttReader):
         broker = self.broker
         connect = self._connect
         assert connect is not None
+        self._check_room()  # others may have come while this one was being checked
         self._connect = None  # it may hold a password
         agreement = agree(connect, self.client_id, broker.limits, self._options)
         self.user = verdict.user
@@ -422,7 +429,7 @@ class MqttLink(MqttReader):
         broker = self.broker
         topic_filter = request.topic_filter
         try:
-            path, group = parse_filter(topic_filter, broker.limits.topic_levels)
+            path, group = parse_filter(topic_filter, broker.limits.topic_levels, broker.limits.topic_bytes)
         except InvalidTopic as error:
             if self.version != V5:  # 3.1.1 section 3.8.3.1: a filter that breaks the rules ends it
                 raise PeerError(ReasonCode.TOPIC_FILTER_INVALID, str(error), "MQTT-4.7.1-1") from error
@@ -456,14 +463,8 @@ class MqttLink(MqttReader):
         """Reply once everything that came before is safe."""
         self.broker.hold(self, self._frame(packet))
 
-    def released(self, acknowledgements: list[bytes]) -> None:
-        if self.unacknowledged:
-            # The PUBACKs of a run are one piece, of four bytes each.
-            pubacks = sum(len(a) >> 2 for a in acknowledgements if a[0] == PUBACK)
-            self.unacknowledged = max(0, self.unacknowledged - pubacks)
-
     def _reply(self, packet: Packet) -> None:
-        self._reply_bytes(self._frame(packet))
+        self.reply(self._frame(packet))
 
     def _frame(self, packet: Packet) -> bytes:
         frame = encode(packet, self.version)
@@ -472,11 +473,6 @@ class MqttLink(MqttReader):
                 ReasonCode.PACKET_TOO_LARGE, "the answer is larger than the client takes", "MQTT-3.1.2-24"
             )
         return frame
-
-    def _reply_bytes(self, frame: bytes) -> None:
-        self.broker.dispatcher.push(self, frame)
-        if self.backlog_bytes > self.broker.limits.outbox_bytes_per_connection and self.is_reading:
-            self.pause()  # it sends and never reads: it is read again when its replies are gone
 
     def encode_again(self, packet_id: int, delivery: Delivery | None, now: float) -> bytes | None:
         if delivery is None:
@@ -490,8 +486,7 @@ class MqttLink(MqttReader):
 
     def on_unblocked(self, now: float) -> None:
         self.broker.dispatcher.unblocked(self)
-        if not self.is_reading and self.state == State.CONNECTED:
-            self.resume(now)
+        self.resume(Pause.BACKLOG, now)
         self.broker.stir()
 
     def on_closed(self, now: float) -> None:
@@ -506,6 +501,9 @@ class MqttLink(MqttReader):
         if self.state != State.CONNECTED:
             log.info("no CONNECT in time", extra={"fields": {"peer": self.peer}})
             self._close("no CONNECT in time", publish_will=False)
+        elif self.is_paused() and not self.blocked:
+            self.last_seen = now  # it was us who did not listen
+            self._reschedule(now)
         elif self.last_seen + 1.5 * self._keep_alive_s <= now:
             self.end(EndCause.KEEP_ALIVE_TIMEOUT)  # [MQTT-3.1.2-22]
         else:
@@ -582,12 +580,12 @@ class MqttLink(MqttReader):
         if self.state == State.CLOSED:
             return
         self.state = State.CLOSED
-        self.is_reading = False  # [MQTT-3.1.4-6] nothing that came behind is looked at
+        self.stop_reading()  # [MQTT-3.1.4-6] nothing that came behind is looked at
         self._connect = None
         self._exchange = None
-        self.forget_parts()
         broker = self.broker
         broker.timers.cancel(self._handle)
         self.flush()
+        broker.dispatcher.forget(self)
         broker.close(self, publish_will=publish_will)
         self.port.close()

@@ -12,7 +12,7 @@ by comparing bytes; for others the header is read and the topic looked up.
 import logging
 import struct
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, IntFlag, auto
 from typing import Final
 
 from polybus.broker.broker import Broker
@@ -55,11 +55,21 @@ class State(IntEnum):
     CLOSED = 3
 
 
+class Pause(IntFlag):
+    """Why a connection is not read for the moment."""
+
+    AUTHENTICATION = auto()
+    RATE = auto()
+    BACKLOG = auto()
+
+
 class MqttReader(Link):
     __slots__ = (
         "_parts",
         "_parts_bytes",
         "_parts_needed",
+        "_pauses",
+        "_rate_timer",
         "_tokens",
         "_tokens_at",
         "broker",
@@ -87,11 +97,13 @@ class MqttReader(Link):
         self.is_greeted = False
         """A CONNECT of a known version has come, right or wrong."""
         self.is_reading = True
+        self._pauses = Pause(0)
+        self._rate_timer = 0
         self._parts: list[bytes] | None = None
         self._parts_bytes = 0
         self._parts_needed = 0
         self.permissions: dict[str, bool] | None = None
-        self._tokens = 0.0
+        self._tokens = float("inf")  # the first publish cuts it down to what a burst may be
         self._tokens_at = now
 
     def handle(self, packet: Packet) -> None:
@@ -141,14 +153,17 @@ class MqttReader(Link):
         """Handle every whole packet in `data` from `pos` on and keep the rest."""
         try:
             pos = self._handle_packets(data, pos)
-        except PeerError as error:
-            self.fail(error)
-        except Exception:
-            # Our own fault: it costs this connection, and must not cost any other.
-            log.exception("internal error", extra={"fields": {"client_id": self.client_id}})
-            self.fail(PeerError(ReasonCode.UNSPECIFIED_ERROR, "internal error"))
+        except Exception as error:
+            self.fail_on(error)
         if self.state != State.CLOSED and pos < len(data):
             self._keep(data[pos:])
+
+    def fail_on(self, error: Exception) -> None:
+        """Whatever went wrong costs this connection, and must not cost any other."""
+        if not isinstance(error, PeerError):
+            log.error("internal error", exc_info=error, extra={"fields": {"client_id": self.client_id}})
+            error = PeerError(ReasonCode.UNSPECIFIED_ERROR, "internal error")
+        self.fail(error)
 
     def _keep(self, rest: bytes) -> None:
         """Bytes for later: the beginning of a packet, or whatever came before a pause."""
@@ -180,11 +195,12 @@ class MqttReader(Link):
                         pos = taken
                         continue
                     one_by_one_until = max(one_by_one_until, -taken)
-                elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS:
+                elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS and pos >= one_by_one_until:
                     taken = self._acknowledge_run(first_byte, data, pos, end)
-                    if taken:
+                    if taken > 0:
                         pos = taken
                         continue
+                    one_by_one_until = -taken
             body = data[start:stop]
             if self.state == State.NEW and first_byte == CONNECT:
                 self.version, _ = connect_version(body)  # so that even a bad CONNECT gets its answer
@@ -320,7 +336,8 @@ class MqttReader(Link):
         return True
 
     def _acknowledge_run(self, first_byte: int, data: bytes, pos: int, end: int) -> int:
-        """Take as many acknowledgements of one kind as there are; 0: leave them to the codec."""
+        """Take as many acknowledgements of one kind as there are, to where the result says; negative:
+        leave them up to there to the codec."""
         session = self.session
         assert session is not None
         header = data[pos : pos + 2]
@@ -332,7 +349,7 @@ class MqttReader(Link):
         count = (stop - pos) >> 2
         packet_ids = struct.unpack_from(f">{2 * count}H", data, pos)[1::2]
         if 0 in packet_ids:
-            return 0
+            return -stop
         dispatcher = self.broker.dispatcher
         if first_byte == PUBACK:
             dispatcher.acknowledge_all(session, packet_ids)
@@ -340,12 +357,13 @@ class MqttReader(Link):
             dispatcher.complete_all(session, packet_ids)
         elif first_byte == PUBREC:
             if not dispatcher.receive_all(session, packet_ids):
-                return 0
-            dispatcher.push(self, _with_first_bytes(PUBREL, data[pos:stop], count))
+                return -stop
+            self.reply(_with_first_bytes(PUBREL, data[pos:stop], count))
         else:
-            if session.received is None or not session.received.issuperset(packet_ids):
-                return 0
-            session.received.difference_update(packet_ids)
+            received = session.received
+            if received is None or not received.issuperset(packet_ids) or len(set(packet_ids)) != count:
+                return -stop
+            received.difference_update(packet_ids)
             self.broker.hold(self, _with_first_bytes(PUBCOMP, data[pos:stop], count))
         return stop
 
@@ -382,30 +400,58 @@ class MqttReader(Link):
         now = self.last_seen
         self._tokens = min(2 * rate, self._tokens + (now - self._tokens_at) * rate) - count
         self._tokens_at = now
-        if self._tokens < 0 and self.is_reading:
-            self.pause()
-            self.broker.timers.schedule(now - self._tokens / rate, _Resume(self))
+        if self._tokens < 0 and not self._pauses & Pause.RATE:
+            self.pause(Pause.RATE)
+            self._rate_timer = self.broker.timers.schedule(now - self._tokens / rate, _RateResume(self))
 
-    def forget_parts(self) -> None:
-        self._parts = None
+    # -- replies --------------------------------------------------------------------------------
 
-    def pause(self) -> None:
+    def reply(self, frame: bytes) -> None:
+        self.broker.dispatcher.push(self, frame)
+        self._check_backlog()
+
+    def released(self, acknowledgements: list[bytes]) -> None:
+        if self.unacknowledged:
+            # The PUBACKs of a run are one piece, of four bytes each.
+            pubacks = sum(len(a) >> 2 for a in acknowledgements if a[0] == PUBACK)
+            self.unacknowledged = max(0, self.unacknowledged - pubacks)
+        self._check_backlog()
+
+    def _check_backlog(self) -> None:
+        """A peer that sends and never reads its replies is read again when they are gone."""
+        if self.backlog_bytes > self.broker.limits.outbox_bytes_per_connection:
+            self.pause(Pause.BACKLOG)
+
+    # -- pauses -----------------------------------------------------------------------------------
+
+    def pause(self, why: Pause) -> None:
         """Read nothing more; what has been read waits."""
-        self.is_reading = False
-        self.port.pause_reading()
+        self._pauses |= why
+        if self.is_reading:
+            self.is_reading = False
+            self.port.pause_reading()
 
-    def resume(self, now: float) -> None:
-        """Go on, first with what was read before the pause."""
-        if self.is_reading or self.is_closed():
+    def resume(self, why: Pause, now: float) -> None:
+        """This reason is gone; if it was the last, go on, first with what was read before."""
+        if not self._pauses & why:
+            return
+        self._pauses &= ~why
+        if self._pauses or self.is_closed():
             return
         self.is_reading = True
         self.last_seen = now
         parts, self._parts = self._parts, None
         if parts is not None:
             self._consume(b"".join(parts), 0)
-        if self.is_reading and not self.is_closed():
+        if not self.is_paused() and not self.is_closed():
             self.port.resume_reading()
         self.broker.stir()
+
+    def stop_reading(self) -> None:
+        """For good: the connection is closed."""
+        self.is_reading = False
+        self._parts = None
+        self.broker.timers.cancel(self._rate_timer)
 
     def is_paused(self) -> bool:
         return not self.is_reading
@@ -432,11 +478,11 @@ def _whole_size(rest: bytes) -> int:
     return 0
 
 
-class _Resume:
+class _RateResume:
     __slots__ = ("_reader",)
 
     def __init__(self, reader: MqttReader) -> None:
         self._reader = reader
 
     def on_timer(self, now: float) -> None:
-        self._reader.resume(now)
+        self._reader.resume(Pause.RATE, now)
