@@ -76,6 +76,8 @@ class Deliveries(RuleBasedStateMachine):
         self.clients = {name: Client(name, version, window) for name, version, window in kinds}
         for client in self.clients.values():
             self.connect(client, keeps=True, clean_start=True)
+        for name, qos in (("old", 1), ("new", 2), ("narrow", 2)):
+            self.subscribe(name, "#", qos)
 
     # -- what happens ---------------------------------------------------------------------------------
 
@@ -282,4 +284,4 @@ class Deliveries(RuleBasedStateMachine):
 
 
 TestDeliveries = Deliveries.TestCase
-TestDeliveries.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestDeliveries.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -63,7 +63,9 @@ def test_a_queue_is_two_lists_of_messages(sequence: list[tuple[str, int]]) -> No
         elif step == "pop" and lane:
             assert texts(queue.pop()) == lane.pop(0)
         elif step == "drop" and lane:
-            assert texts(queue.drop_oldest()) == (rest or first).pop(0)
+            victims = rest or first
+            victims[:1] = [[payload] for payload in victims[0]]  # one message, even of a run
+            assert texts(queue.drop_oldest()) == victims.pop(0)
         elif step == "break" and lane:
             item = queue.first()
             assert texts(item) == lane[0]
