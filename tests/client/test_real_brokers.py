@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import uvloop
 
 import polybus
 from polybus.client import (
@@ -51,6 +52,12 @@ async def test_exchange_over_every_transport(broker: Broker, listener: str, vers
             await bus.publish(f"{topic}/{qos}", f"qos {qos}", qos)
             message = await messages.get(5)
             assert (message.topic, message.text, message.qos) == (f"{topic}/{qos}", f"qos {qos}", qos)
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_exchange_on_uvloop(broker: Broker, listener: str) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_exchange_over_every_transport(broker, listener, 5))
 
 
 @both_versions

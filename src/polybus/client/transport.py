@@ -6,7 +6,7 @@ Each carries bytes both ways and knows nothing of what they mean. The other side
 
 import asyncio
 import ssl
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from polybus.client.address import Address
 from polybus.client.errors import ConnectionFailed
@@ -73,9 +73,9 @@ class StreamEdge(asyncio.Protocol):
         self._closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._transport = transport
+        # Not checked: uvloop's transports have the methods and not the type.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         self._receiver.data_received(data)
