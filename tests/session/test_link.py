@@ -666,3 +666,37 @@ def test_a_commit_that_is_done_after_the_connection_ended() -> None:
     world.settle()
     assert here.take(PubAck) == [PubAck(1)]
     assert here.link.unacknowledged == 0
+
+
+SECOND_CONNECTS = {
+    "unknown version": b"\x10\x0a\0\x04MQTT\x25\x02\0\0",
+    "unknown protocol": b"\x10\x0a\0\x04HTTP\x05\x02\0\0",
+    "lawful": encode(connect_packet("c", V5), V5),
+    "3.1 without id": b"\x10\x0e\0\x06MQIsdp\x03\x02\0\0\0\0",
+}
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+@pytest.mark.parametrize("name", SECOND_CONNECTS)
+def test_a_second_connect_ends_the_connection(name: str, version: int) -> None:
+    """[MQTT-3.1.0-2] whatever is wrong with it: codes that only CONNACK has do not fit a DISCONNECT."""
+    world = World()
+    peer = world.connect("c", version)
+    peer.feed(SECOND_CONNECTS[name])
+    world.settle()
+    assert peer.is_closed
+    codes = [p.reason_code for p in peer.packets() if isinstance(p, Disconnect)]
+    assert codes == ([ReasonCode.PROTOCOL_ERROR] if version == V5 else [])
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x30\x04\0\x01+\0", b"\x82\x07\0\x01\0\0\x01#\0", b"\x82\x09\0\x01\0\0\x03a#b\0"]
+)
+def test_any_error_while_authenticating_has_an_answer_that_fits(data: bytes) -> None:
+    world = World(access=SUMS)
+    peer = enter(world)
+    peer.take(Auth)
+    peer.feed(data)
+    world.settle()
+    assert peer.is_closed
+    assert all(p.reason_code >= 0x80 for p in peer.take(ConnAck))
