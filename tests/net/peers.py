@@ -98,6 +98,13 @@ class Peer:
         async with asyncio.timeout(PATIENCE_S):
             await self._writer.drain()
 
+    async def some(self) -> bytes:
+        """What has come, at least a byte."""
+        async with asyncio.timeout(PATIENCE_S):
+            data, self._buffer = self._buffer or await self._reader.read(1 << 18), b""
+        assert data, "the server closed"
+        return data
+
     async def rest(self) -> bytes:
         """Everything up to the end, which must come."""
         async with asyncio.timeout(PATIENCE_S):
