@@ -15,7 +15,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 @pytest.mark.parametrize(
     ("example", "expected"),
-    zip(EXAMPLES, ["sensors/kitchen/temperature 21.5", "Closed(error=None)"], strict=True),
+    list(zip(EXAMPLES, ["sensors/kitchen/temperature 21.5", "Closed(error=None)"], strict=True)),
 )
 def test_example(broker: Broker, example: str, expected: str) -> None:
     assert "mqtt://127.0.0.1:1883" in example
