@@ -416,6 +416,21 @@ def test_nothing_is_processed_while_the_refusal_is_decided(bus: Bus) -> None:
     watcher.expect_nothing()
 
 
+@rules(v311="MQTT-3.1.4-2 MQTT-3.1.4-4", v5="MQTT-3.1.4-3 MQTT-3.2.0-2")
+def test_a_welcome_for_a_connection_that_is_gone_does_nothing(bus: Bus) -> None:
+    gate = OnlyAlice(later=True)
+    bus.configure(access=Access(authenticator=gate))
+    gone = bus.open()
+    gone.send(bus.connect_packet("c", user_name="alice", password=b"secret"))
+    gone.drop()
+    here = bus.open()
+    here.send(bus.connect_packet("c", user_name="alice", password=b"secret"))
+    gate.decide()
+    bus.settle()
+    here.expect(ConnAck, reason_code=0)
+    here.expect_nothing()
+
+
 @rules(v311="MQTT-3.2.0-1 MQTT-3.1.4-4", v5="MQTT-3.2.0-1 MQTT-3.1.4-5")
 def test_what_came_while_the_welcome_was_decided_is_processed_after_it(bus: Bus) -> None:
     gate = OnlyAlice(later=True)
@@ -547,6 +562,16 @@ def test_a_server_keep_alive_is_what_the_server_measures_by(bus: Bus) -> None:
     client.expect_nothing()
     bus.advance(3)
     client.expect_closed(ReasonCode.KEEP_ALIVE_TIMEOUT)
+
+
+@rules(v311="MQTT-3.1.2-24")
+def test_a_client_that_cannot_be_told_another_keep_alive_keeps_its_own(bus: Bus) -> None:
+    bus.configure(limits=Limits(keep_alive_s=20))
+    client = bus.connect("c", keep_alive_s=100)
+    bus.advance(149)
+    client.expect_nothing()
+    bus.advance(3)
+    client.expect_closed()
 
 
 # -- what a client asks for in CONNECT -------------------------------------------------------------

@@ -1,11 +1,13 @@
 """QoS 1 and 2 towards a subscriber (sections 4.3, 4.4 and 4.6): ids, acknowledgements, re-sending, order."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from polybus.broker.limits import Limits
 from polybus.wire.mqtt.packets import (
+    Packet,
     PingReq,
     PingResp,
     Properties,
@@ -18,13 +20,25 @@ from polybus.wire.mqtt.packets import (
 )
 
 from .harness import Bus, Client
-from .rules import rules
+from .rules import Row, rules, table
 
 
 def _subscriber(bus: Bus, qos: int = 2, **properties: Any) -> Client:
     client = bus.connect("s", keeps=True, **properties)
     client.subscribe("t/#", qos=qos)
     return client
+
+
+def _send(publisher: Client, packets: list[Publish], *, glued: bool) -> None:
+    """To the end of every exchange; `glued`: all publishes in one piece."""
+    if glued:
+        publisher.send(*packets)
+    else:
+        for packet in packets:
+            publisher.send(packet)
+    answers = [answer for answer in publisher.received() if isinstance(answer, PubRec)]
+    publisher.send(*(PubRel(answer.packet_id) for answer in answers))
+    publisher.received()
 
 
 def _again(bus: Bus) -> Client:
@@ -51,8 +65,9 @@ def test_every_new_message_has_an_unused_id_its_qos_and_dup_0(bus: Bus) -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.parametrize("glued", [False, True])
 @rules(v311="MQTT-2.3.1-4", v5="MQTT-2.2.1-4 MQTT-4.3.2-1")
-def test_an_id_in_use_is_passed_over_when_the_numbers_come_round(bus: Bus) -> None:
+def test_an_id_in_use_is_passed_over_when_the_numbers_come_round(bus: Bus, glued: bool) -> None:
     client = _subscriber(bus)
     publisher = bus.connect("p")
     publisher.publish("t/1", b"open", qos=1)
@@ -62,10 +77,8 @@ def test_an_id_in_use_is_passed_over_when_the_numbers_come_round(bus: Bus) -> No
     client.send(PubRec(open_two))
     client.expect(PubRel(open_two))
     used = set()
-    for _ in range(66):
-        for _ in range(1000):
-            publisher.send(Publish("t/1", b"x", 1, packet_id=1))
-        publisher.received()
+    for _ in range(170):
+        _send(publisher, [Publish("t/1", b"x", 1, packet_id=1)] * 400, glued=glued)
         acks = []
         for packet in client.received():
             assert isinstance(packet, Publish)
@@ -186,6 +199,62 @@ def test_a_message_on_its_way_does_not_expire(bus: Bus) -> None:
     again.expect(PubRel(got.packet_id))
 
 
+WRONG_ANSWERS: list[tuple[str, int, Callable[[int], Packet]]] = [
+    ("puback-for-qos-2", 2, PubAck),
+    ("pubcomp-before-pubrec", 2, PubComp),
+    ("pubrec-for-qos-1", 1, PubRec),
+    ("pubcomp-for-qos-1", 1, PubComp),
+]
+
+
+@table(
+    "case",
+    [
+        Row(
+            name,
+            (qos, make),
+            v311="MQTT-4.3.2-1" if qos == 1 else "MQTT-4.3.3-1",
+            v5="MQTT-4.3.2-3" if qos == 1 else "MQTT-4.3.3-3",
+        )
+        for name, qos, make in WRONG_ANSWERS
+    ],
+)
+def test_another_acknowledgement_does_not_settle_a_message(
+    bus: Bus, case: tuple[int, Callable[[int], Packet]]
+) -> None:
+    """Whether the server minds or not: it still owes the message."""
+    qos, make = case
+    client = _subscriber(bus)
+    bus.connect("p").publish("t/x", b"x", qos=qos)
+    got = client.expect(Publish, payload=b"x", qos=qos)
+    client.send(make(got.packet_id))
+    client.drop()
+    again = _again(bus)
+    again.expect(Publish("t/x", b"x", qos, dup=True, packet_id=got.packet_id))
+    again.acknowledge(got)
+    again.expect_nothing()
+    again.drop()
+    _again(bus).expect_nothing()
+
+
+@rules(v5="MQTT-4.4.0-1 MQTT-4.3.2-3")
+def test_what_is_acknowledged_before_it_was_sent_again_is_settled(bus: Bus) -> None:
+    client = _subscriber(bus)
+    publisher = bus.connect("p")
+    for number in range(3):
+        publisher.publish("t/1", b"%d" % number, qos=1)
+    got = [client.expect(Publish, payload=b"%d" % number) for number in range(3)]
+    client.drop()
+    again = bus.connect("s", keeps=True, receive_maximum=1)
+    again.expect(Publish, payload=b"0", dup=True)
+    again.send(PubAck(got[1].packet_id))  # received on the connection before
+    again.expect_nothing()
+    again.send(PubAck(got[0].packet_id))
+    again.expect(Publish, payload=b"2", dup=True)
+    again.send(PubAck(got[2].packet_id))
+    again.expect_nothing()
+
+
 # -- order -----------------------------------------------------------------------------------------
 
 
@@ -202,6 +271,25 @@ def test_messages_arrive_in_the_order_they_were_sent(bus: Bus, qos: int) -> None
     for granted, client in enumerate(clients):
         got = [client.expect(Publish, topic="t", qos=min(qos, granted)).payload for _ in payloads]
         assert got == payloads
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@rules(v311="MQTT-4.6.0-6 MQTT-3.1.2-5", v5="MQTT-4.6.0-5 MQTT-3.1.2-5")
+def test_messages_in_one_piece_wait_for_a_client_that_is_away(bus: Bus, qos: int) -> None:
+    client = _subscriber(bus)
+    publisher = bus.connect("p")
+    packets = [Publish("t/x", b"%d" % number, qos, packet_id=number + 1) for number in range(60)]
+    _send(publisher, packets[:20], glued=True)
+    early = [client.expect(Publish, payload=packet.payload, dup=False) for packet in packets[:20]]
+    client.drop()
+    _send(publisher, packets[20:40], glued=True)
+    again = _again(bus)
+    _send(publisher, packets[40:], glued=True)
+    for packet in early:
+        again.expect(Publish("t/x", packet.payload, qos, dup=True, packet_id=packet.packet_id))
+    late = [again.expect(Publish, payload=packet.payload, qos=qos, dup=False) for packet in packets[20:]]
+    assert len({packet.packet_id for packet in (*early, *late)}) == 60
+    again.expect_nothing()
 
 
 @rules(v311="MQTT-4.6.0-6", v5="MQTT-4.6.0-5")
@@ -251,6 +339,40 @@ def test_pubrels_go_in_the_order_of_the_pubrecs(bus: Bus) -> None:
 
 
 # -- flow control ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("maximum", [1, 3, 10])
+@rules(v5="MQTT-3.3.4-9 MQTT-4.9.0-2")
+def test_the_receive_maximum_holds_for_messages_in_one_piece(bus: Bus, maximum: int) -> None:
+    client = _subscriber(bus, receive_maximum=maximum)
+    for qos in (1, 2):
+        packets = [Publish("t/x", b"%d" % number, qos, packet_id=number + 1) for number in range(30)]
+        _send(bus.connect("p"), packets, glued=True)
+        for number in range(0, 30, maximum):
+            batch = packets[number : number + maximum]
+            got = [client.expect(Publish, payload=packet.payload, qos=qos) for packet in batch]
+            client.expect_nothing()
+            for packet in got:
+                client.acknowledge(packet) if qos == 1 else client.send(PubRec(packet.packet_id))
+            if qos == 2:
+                client.send(*(PubComp(client.expect(PubRel).packet_id) for _ in got))
+
+
+@rules(v5="MQTT-3.3.4-9 MQTT-4.9.0-2")
+def test_the_receive_maximum_holds_for_retained_messages(bus: Bus) -> None:
+    publisher = bus.connect("p")
+    for number in range(10):
+        publisher.publish(f"t/{number}", b"kept", qos=1, retain=True)
+    client = _subscriber(bus, receive_maximum=3)
+    topics = set()
+    for _ in range(3):
+        batch = [client.expect(Publish, retain=True, qos=1) for _ in range(3)]
+        client.expect_nothing()
+        topics |= {packet.topic for packet in batch}
+        client.send(*(PubAck(packet.packet_id) for packet in batch))
+    topics.add(client.expect(Publish, retain=True).topic)
+    client.expect_nothing()
+    assert len(topics) == 10
 
 
 @pytest.mark.parametrize("maximum", [1, 3, 10])

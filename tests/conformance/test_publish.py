@@ -249,9 +249,10 @@ def test_properties_reach_every_subscriber_unaltered(bus: Bus, qos: int) -> None
 def test_the_payload_format_indicator_is_passed_on_as_it_came(bus: Bus, indicator: int | None) -> None:
     subscriber = bus.connect("s")
     subscriber.subscribe("t")
-    properties = Properties(payload_format_indicator=indicator)
-    bus.connect("p").publish("t", b"x", properties=properties)
-    assert subscriber.expect(Publish, payload=b"x").properties == properties
+    for content_type in (None, "text/plain"):
+        properties = Properties(payload_format_indicator=indicator, content_type=content_type)
+        bus.connect("p").publish("t", b"x", properties=properties)
+        assert subscriber.expect(Publish, payload=b"x").properties == properties
 
 
 @rules(v5="MQTT-3.3.2-4 MQTT-3.3.2-15 MQTT-3.3.2-16 MQTT-3.3.2-17 MQTT-3.3.2-18 MQTT-3.3.2-20")

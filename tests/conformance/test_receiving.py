@@ -223,11 +223,20 @@ def test_the_receive_maximum_counts_what_is_not_acknowledged(bus: Bus, qos: int)
     client.send(Publish("t", b"x", 2, packet_id=101), Publish("t", b"x", 2, packet_id=102))
     client.expect(PubRec, packet_id=101)
     client.expect(PubRec, packet_id=102)
-    client.send(Publish("t", b"x"))  # QoS 0 is free
+    client.send(Publish("t", b"x"), Publish("t", b"x", retain=True))  # QoS 0 is free
     client.send(PubRel(101))
     client.expect(PubComp(101))
     client.send(Publish("t", b"x", 1, packet_id=103))
     client.expect(PubAck, packet_id=103)
+
+
+@rules(v311="MQTT-3.3.4-1 MQTT-4.3.3-2")
+def test_a_client_that_cannot_be_told_a_receive_maximum_has_none(bus: Bus) -> None:
+    bus.configure(limits=Limits(receive_maximum=2))
+    client = bus.connect("c")
+    client.send(*(Publish("t", b"x", 2, packet_id=number) for number in range(1, 9)))
+    for number in range(1, 9):
+        client.expect(PubRec(number))
 
 
 @rules(v5="MQTT-3.3.4-7 MQTT-4.3.3-10")

@@ -1,5 +1,6 @@
 """Sessions (sections 3.1.2.4, 3.1.2.11 and 4.1): what outlives a connection and for how long."""
 
+from polybus.broker.limits import Limits
 from polybus.wire.mqtt.packets import Properties, PubAck, Publish, PubRec, PubRel
 
 from .harness import Bus
@@ -207,3 +208,19 @@ def test_a_message_is_added_to_every_matching_session(bus: Bus) -> None:
     here.send(PubAck(here.expect(Publish, topic="a/b", payload=b"x", qos=1).packet_id))
     bus.connect("away", keeps=True).expect(Publish, topic="a/b", payload=b"x", qos=1)
     elsewhere.expect_nothing()
+
+
+@rules(v5="MQTT-3.1.2-23 MQTT-4.1.0-2")
+def test_a_server_that_keeps_sessions_for_less_says_so(bus: Bus) -> None:
+    bus.configure(limits=Limits(session_expiry_s=100))
+    for asked, told in ((50, None), (100, None), (1000, 100), (0xFFFF_FFFF, 100)):
+        client = bus.connect("s", clean=True, session_expiry_s=asked)
+        assert client.connack.properties.session_expiry_s == told
+        client.drop()
+        lasts_s = told or asked
+        bus.advance(lasts_s - 2)
+        client = bus.connect("s", clean=False, session_expiry_s=asked)
+        assert client.connack.session_present
+        client.drop()
+        bus.advance(lasts_s + 2)
+        assert not bus.connect("s", clean=False).connack.session_present

@@ -82,6 +82,19 @@ def test_the_limit_holds_for_queued_retained_and_resent_messages(bus: Bus) -> No
     again.expect_nothing()
 
 
+@pytest.mark.parametrize("granted", [0, 1])
+@pytest.mark.parametrize("published", [0, 1])
+@rules(v5="MQTT-3.1.2-24 MQTT-3.1.2-25")
+def test_the_limit_holds_in_one_piece_with_smaller_messages(bus: Bus, published: int, granted: int) -> None:
+    client = bus.connect("s", maximum_packet_size=60)
+    client.subscribe("t", qos=granted)
+    sizes = [10, 100, 20, 100, 100, 30]
+    ids = [n + 1 if published else 0 for n, _ in enumerate(sizes)]
+    packets = [Publish("t", b"x" * size, published, packet_id=i) for size, i in zip(sizes, ids, strict=True)]
+    bus.connect("p").send(*packets)
+    assert [len(p.payload) for p in client.received() if isinstance(p, Publish)] == [10, 20, 30]
+
+
 @rules(v5="MQTT-3.1.2-24")
 def test_other_packets_keep_to_the_limit_too(bus: Bus) -> None:
     """A SUBACK cannot be shortened: where it does not fit, it must not be sent."""

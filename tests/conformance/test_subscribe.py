@@ -198,6 +198,47 @@ def test_no_local_keeps_a_clients_own_messages_away(bus: Bus) -> None:
         client.acknowledge(client.expect(Publish, payload=b"other's", qos=qos))
 
 
+@rules(v5="MQTT-3.8.3-3 MQTT-3.3.4-2 MQTT-3.3.4-3")
+def test_no_local_on_one_of_two_filters_leaves_the_other(bus: Bus) -> None:
+    client = bus.connect("s")
+    client.subscribe("a/+", qos=2, no_local=True, identifier=1)
+    client.subscribe("a/b", qos=1, identifier=2)
+    client.publish("a/b", b"own", qos=2)
+    got = client.expect(Publish, payload=b"own", qos=1)
+    assert got.properties.subscription_identifiers == (2,)
+    client.acknowledge(got)
+    bus.connect("p").publish("a/b", b"other's", qos=2)
+    got = client.expect(Publish, payload=b"other's", qos=2)
+    assert sorted(got.properties.subscription_identifiers) == [1, 2]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@rules(v5="MQTT-3.8.3-3 MQTT-3.3.4-3 MQTT-3.3.1-12")
+def test_the_options_hold_for_messages_in_one_piece(bus: Bus, qos: int) -> None:
+    """Neighbours on the wire may be handled together; nobody must be able to tell."""
+    local = bus.connect("local")
+    local.subscribe("t", qos=2, no_local=True)
+    marked = bus.connect("marked")
+    marked.subscribe("t", qos=2, identifier=7)
+    lower = bus.connect("lower")
+    lower.subscribe("t", qos=0)
+    members = [bus.connect("m0"), bus.connect("m1")]
+    for member in members:
+        member.subscribe("$share/g/t", qos=1)
+    ids = [number + 1 if qos else 0 for number in range(20)]
+    packets = [Publish("t", b"%d" % n, qos, packet_id=i) for n, i in enumerate(ids)]
+    local.send(*packets)
+    assert not [p for p in local.received() if isinstance(p, Publish)]
+    payloads = [packet.payload for packet in packets]
+    got = [p for p in marked.received() if isinstance(p, Publish)]
+    assert [(p.payload, p.qos, p.properties.subscription_identifiers) for p in got] == [
+        (payload, qos, (7,)) for payload in payloads
+    ]
+    assert [p.payload for p in lower.received() if isinstance(p, Publish) and p.qos == 0] == payloads
+    shared = [p.payload for m in members for p in m.received() if isinstance(p, Publish)]
+    assert sorted(shared) == sorted(payloads)
+
+
 @rules(v5="MQTT-3.8.3-3")
 def test_no_local_goes_by_client_id_not_by_connection(bus: Bus) -> None:
     client = bus.connect("s", keeps=True)
