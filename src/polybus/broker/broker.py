@@ -26,10 +26,11 @@ from polybus.broker.timers import Timers
 
 log = logging.getLogger("polybus.broker")
 
-LANE_BYTES: Final = 1024 * 1024
-"""Published bytes past which the tick runs at once rather than after more reads."""
+MAX_PENDING_BYTES: Final = 1024 * 1024
+"""Work taken in past which the tick runs at once rather than after more reads."""
 
-MESSAGE_COST: Final = 128
+ITEM_COST: Final = 128
+"""What a message or an acknowledgement that waits for the tick costs beside its bytes."""
 
 QUIET_S: Final = 0.0005
 """Without a tick for this long, the next one need not wait for company."""
@@ -65,8 +66,11 @@ class Broker:
         self._ticked_at = 0.0
         self._priority: list[tuple[Plan, Message | Run]] = []
         self._regular: list[tuple[Plan, Message | Run]] = []
-        self._lane_bytes = 0
+        self._pending_bytes = 0
         self.awaiting: list[Link] = []
+        self.partial_bytes = 0
+        """What links have read of packets that are not whole yet."""
+        self._turns: list[Link] = []
 
     # -- the tick ---------------------------------------------------------------------------
 
@@ -86,7 +90,12 @@ class Broker:
 
     def tick(self, now: float) -> None:
         self._is_awake = False
+        if self._turns:
+            turns, self._turns = self._turns, []
+            for link in turns:
+                link.take_turn(now)
         self._is_ticking = True
+        self._pending_bytes = 0
         self.now = self.dispatcher.now = self._ticked_at = now
         self.stats.ticks += 1
         self.drain()
@@ -113,7 +122,6 @@ class Broker:
                 lane, self._priority = self._priority, []
             else:
                 lane, self._regular = self._regular, []
-                self._lane_bytes = 0
             for plan, item in lane:
                 if isinstance(item, Run):
                     if item.qos:
@@ -155,8 +163,13 @@ class Broker:
             self.dispatcher.relieve(excess + self.limits.memory_bytes // 20)
 
     def memory_bytes(self) -> int:
-        """What the budget counts: queued, retained and unsent bytes."""
-        return self.dispatcher.queued_bytes + self.dispatcher.backlog_bytes + self.retained.size_bytes
+        """What the budget counts: queued, retained, unsent and half-read bytes."""
+        dispatcher = self.dispatcher
+        waiting = dispatcher.queued_bytes + dispatcher.backlog_bytes
+        return waiting + self.retained.size_bytes + self.partial_bytes
+
+    def is_over_budget(self) -> bool:
+        return self.memory_bytes() > self.limits.memory_bytes
 
     def run_timers(self, now: float) -> None:
         self.now = self.dispatcher.now = now
@@ -192,22 +205,35 @@ class Broker:
         route.messages += 1
         plan = route.plan or self.subscriptions.plan(route)
         (self._priority if message.priority else self._regular).append((plan, message))
-        self._lane_bytes += len(message.payload) + MESSAGE_COST
-        if self._lane_bytes > LANE_BYTES and not self._is_ticking:
-            self.tick(self.now)
+        self._grow(len(message.payload))
 
     def publish_run(self, plan: Plan, run: Run) -> None:
         self.stats.messages_received += run.count
         self._regular.append((plan, run))
-        self._lane_bytes += len(run.wire)
-        if self._lane_bytes > LANE_BYTES and not self._is_ticking:
+        self._grow(len(run.wire))
+
+    def _grow(self, size_bytes: int) -> None:
+        """Work has come in; there must not be too much of it before a tick."""
+        self._pending_bytes += size_bytes + ITEM_COST
+        if self._pending_bytes > MAX_PENDING_BYTES and not self._is_ticking:
             self.tick(self.now)
+
+    def wait_turn(self, link: Link) -> None:
+        """This link has done enough for now: others first, `take_turn` comes with the next tick."""
+        self._turns.append(link)
+        self.stir()
+
+    def reply(self, link: Link, frame: bytes) -> None:
+        """Send this at the end of the tick, safe or not."""
+        self.dispatcher.push(link, frame)
+        self._grow(len(frame))
 
     def hold(self, link: Link, acknowledgement: bytes) -> None:
         """Send this when everything that came before it is safe."""
         if not link.held:
             self.awaiting.append(link)
         link.held.append(acknowledgement)
+        self._grow(len(acknowledgement))
 
     def open(
         self,

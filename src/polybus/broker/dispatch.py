@@ -26,6 +26,9 @@ log = logging.getLogger("polybus.broker")
 REPLAY_STEP: Final = 500
 """Retained messages looked at for one session in one tick."""
 
+PIECE_COST: Final = 56
+"""What a piece in an outbox costs beside its bytes: an acknowledgement has four, and 40 around them."""
+
 
 class Dispatcher:
     """The single owner of queues, in-flight windows and the list of dirty links."""
@@ -257,7 +260,8 @@ class Dispatcher:
         return encoded
 
     def _push_blocked(self, link: Link, frame: bytes, count: int) -> None:
-        if self.over_budget or link.backlog_bytes + len(frame) > self.limits.outbox_bytes_per_connection:
+        size = len(frame) + PIECE_COST
+        if self.over_budget or link.backlog_bytes + size > self.limits.outbox_bytes_per_connection:
             if not link.messages_dropped:
                 client_id = link.session.client_id if link.session else "?"
                 fields = {"client_id": client_id}
@@ -267,8 +271,8 @@ class Dispatcher:
             return
         link.outbox.append(frame)
         link.messages_out += count
-        link.backlog_bytes += len(frame)
-        self.backlog_bytes += len(frame)
+        link.backlog_bytes += size
+        self.backlog_bytes += size
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -382,16 +386,11 @@ class Dispatcher:
 
     def push(self, link: Link, frame: bytes) -> None:
         """Put bytes into an outbox outside the hot loops."""
-        if link.blocked:
-            link.backlog_bytes += len(frame)
-            self.backlog_bytes += len(frame)
-        elif not link.outbox:
-            self.dirty.append(link)
-        link.outbox.append(frame)
+        self.push_all(link, [frame])
 
     def push_all(self, link: Link, frames: list[bytes]) -> None:
         if link.blocked:
-            size = sum(map(len, frames))
+            size = sum(map(len, frames)) + PIECE_COST * len(frames)
             link.backlog_bytes += size
             self.backlog_bytes += size
         elif not link.outbox:
@@ -498,6 +497,8 @@ class Dispatcher:
         session.outstanding = 0
         session.window = min(window, self.limits.inflight_per_session)
         session.resend = deque(session.inflight) if session.inflight else None
+        if session.replays is not None:
+            self.replaying.add(session)
 
     def detach(self, session: Session) -> None:
         link = session.link
@@ -508,7 +509,6 @@ class Dispatcher:
         session.link = None
         session.resend = None
         session.outstanding = 0
-        session.replays = None
         self.replaying.discard(session)
         self.forget(link)
         self._hand_over(session, ended=False)
@@ -526,6 +526,7 @@ class Dispatcher:
         lost = sum(d is not None for d in session.inflight.values()) + session.queued()
         self.stats.dropped_no_session += lost
         session.inflight.clear()
+        session.replays = None
         if session.queue is not None:
             self.queued_bytes -= session.queue.size_bytes
             self._forget_queue(session)
@@ -558,6 +559,8 @@ class Dispatcher:
 
     def blocked(self, link: Link) -> None:
         link.blocked = True
+        pieces, link.outbox = link.outbox, []
+        self.push_all(link, pieces)  # counted from now on
 
     def unblocked(self, link: Link) -> None:
         link.blocked = False

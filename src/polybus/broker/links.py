@@ -107,6 +107,10 @@ class Link:
         else:
             self.port.write(b"".join(outbox))
 
+    def take_turn(self, now: float) -> None:
+        """Go on with what was left when the link began to wait for its turn."""
+        raise NotImplementedError
+
     def released(self, acknowledgements: list[bytes]) -> None:
         """Told when acknowledgements that waited for the commit went to the outbox."""
 

@@ -25,6 +25,7 @@ from polybus.session.mqtt.connecting import RETURN_CODES, agree
 from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
 from polybus.session.mqtt.options import MqttOptions
 from polybus.session.mqtt.reader import MqttReader, Pause, State
+from polybus.wire.mqtt.checks import REASON_CODES
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     NO_PROPERTIES,
@@ -37,6 +38,7 @@ from polybus.wire.mqtt.packets import (
     ConnectReturnCode,
     Disconnect,
     Packet,
+    PacketType,
     PingReq,
     PingResp,
     Properties,
@@ -566,6 +568,9 @@ class MqttLink(MqttReader):
 
     def _last_word(self, packet: ConnAck | Disconnect) -> None:
         limit = self._max_packet_size
+        kind = PacketType.CONNACK if isinstance(packet, ConnAck) else PacketType.DISCONNECT
+        if self.version == V5 and packet.reason_code not in REASON_CODES[kind]:
+            packet = msgspec.structs.replace(packet, reason_code=ReasonCode.PROTOCOL_ERROR)
         frame = encode(packet, self.version)
         if limit is not None and len(frame) > limit:
             frame = encode(msgspec.structs.replace(packet, properties=NO_PROPERTIES), self.version)

@@ -45,6 +45,8 @@ TRACKED_RUN_BYTES: Final = 8192
 packet travels by itself, and its subscribers share its payload."""
 SMALL_READ_BYTES: Final = 32 * 1024
 """Up to this much is rather copied than handled apart from what came before."""
+PACKETS_A_TURN: Final = 256
+"""Packets handled one by one before other connections get their turn."""
 MAX_CACHED_PERMISSIONS: Final = 1024
 
 
@@ -61,12 +63,12 @@ class Pause(IntFlag):
     AUTHENTICATION = auto()
     RATE = auto()
     BACKLOG = auto()
+    TURN = auto()
 
 
 class MqttReader(Link):
     __slots__ = (
         "_parts",
-        "_parts_bytes",
         "_parts_needed",
         "_pauses",
         "_rate_timer",
@@ -99,8 +101,7 @@ class MqttReader(Link):
         self.is_reading = True
         self._pauses = Pause(0)
         self._rate_timer = 0
-        self._parts: list[bytes] | None = None
-        self._parts_bytes = 0
+        self._parts: bytearray | None = None
         self._parts_needed = 0
         self.permissions: dict[str, bool] | None = None
         self._tokens = float("inf")  # the first publish cuts it down to what a burst may be
@@ -131,23 +132,25 @@ class MqttReader(Link):
             self._complete(self._parts, data)
         broker.settle(now)
 
-    def _complete(self, parts: list[bytes], data: bytes) -> None:
+    def _complete(self, parts: bytearray, data: bytes) -> None:
         """Put the packet together that began in earlier reads, and go on behind it."""
-        missing = self._parts_needed - self._parts_bytes
+        missing = self._parts_needed - len(parts)
         if len(data) < missing:
-            parts.append(data)
-            self._parts_bytes += len(data)
+            parts += data
+            self.broker.partial_bytes += len(data)
+            if self.broker.is_over_budget() and len(parts) > SMALL_READ_BYTES:
+                self.fail(PeerError(ReasonCode.QUOTA_EXCEEDED, "no memory for so large a packet now"))
             return
-        self._parts = None
+        self._let_go_of_parts()
         if missing <= 0 or len(data) - missing < SMALL_READ_BYTES or self.is_paused():
-            self._consume(b"".join((*parts, data)), 0)
+            self._consume(b"".join((parts, data)), 0)
             return
         # Only the packet that was cut is copied, not everything behind it.
-        self._consume(b"".join((*parts, data[:missing])), 0)
+        self._consume(b"".join((parts, data[:missing])), 0)
         if not self.is_paused():
             self._consume(data, missing)
         elif not self.is_closed():
-            self._keep(data[missing:])
+            self._keep(bytes(self._let_go_of_parts() or b"") + data[missing:])
 
     def _consume(self, data: bytes, pos: int) -> None:
         """Handle every whole packet in `data` from `pos` on and keep the rest."""
@@ -167,14 +170,21 @@ class MqttReader(Link):
 
     def _keep(self, rest: bytes) -> None:
         """Bytes for later: the beginning of a packet, or whatever came before a pause."""
-        self._parts = [rest]
-        self._parts_bytes = len(rest)
+        self._parts = bytearray(rest)
         self._parts_needed = _whole_size(rest)
+        self.broker.partial_bytes += len(rest)
+
+    def _let_go_of_parts(self) -> bytearray | None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            self.broker.partial_bytes -= len(parts)
+        return parts
 
     def _handle_packets(self, data: bytes, pos: int) -> int:
         end = len(data)
         max_size = self.broker.limits.packet_size_bytes
         one_by_one_until = 0
+        turn = PACKETS_A_TURN
         while end - pos >= 2 and self.is_reading:
             first_byte = data[pos]
             size = data[pos + 1]
@@ -207,6 +217,10 @@ class MqttReader(Link):
                 self.is_greeted = True
             self.handle(decode(first_byte, body, self.version))
             pos = stop
+            turn -= 1
+            if not turn:
+                self.pause(Pause.TURN)
+                self.broker.wait_turn(self)
         return pos
 
     def _publish_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
@@ -291,21 +305,22 @@ class MqttReader(Link):
         if is_tracked:
             qos = 1 if first_byte == PUBLISH_QOS_1 else 2
             positions = ids_at[0] if len(ids_at) == 1 else [at for group in ids_at for at in group]
-            if not self._take(qos, wire, positions):
+            reply = self._take(qos, wire, positions)
+            if reply is None:
                 return -pos
-            run = Run(wire, count, encoding, self.client_id, qos, positions)
+            broker.publish_run(plan, Run(wire, count, encoding, self.client_id, qos, positions))
+            broker.hold(self, reply)
         else:
-            run = Run(wire, count, encoding, self.client_id)
+            broker.publish_run(plan, Run(wire, count, encoding, self.client_id))
         for route, found in counts:
             route.messages += found
-        broker.publish_run(plan, run)
         self.messages_in += count
         if broker.limits.publish_rate_per_client:
             self.spend(count)
         return pos
 
-    def _take(self, qos: int, wire: bytes, ids_at: Sequence[int]) -> bool:
-        """Note the packet ids of a run as taken and acknowledge them; False: one needs a closer look."""
+    def _take(self, qos: int, wire: bytes, ids_at: Sequence[int]) -> bytes | None:
+        """Note the packet ids of a run as taken; their acknowledgement, or None: one needs a closer look."""
         session = self.session
         assert session is not None
         count = len(ids_at)
@@ -313,7 +328,7 @@ class MqttReader(Link):
         if self.version == V5:
             under_way = self.unacknowledged + (len(received) if received is not None else 0)
             if under_way + count > self.broker.limits.receive_maximum:
-                return False
+                return None
         reply = bytearray((PUBACK_TEMPLATE if qos == 1 else PUBREC_TEMPLATE) * count)
         if isinstance(ids_at, range):
             reply[2::4] = wire[ids_at.start :: ids_at.step]
@@ -323,17 +338,16 @@ class MqttReader(Link):
             reply[3::4] = bytes([wire[at + 1] for at in ids_at])
         packet_ids = struct.unpack(f">{2 * count}H", reply)[1::2]
         if 0 in packet_ids:
-            return False
+            return None
         if qos == 1:
             self.unacknowledged += count
         else:
             if received is None:
                 received = session.received = set()
             if not received.isdisjoint(packet_ids) or len(set(packet_ids)) != count:
-                return False
+                return None
             received.update(packet_ids)
-        self.broker.hold(self, bytes(reply))
-        return True
+        return bytes(reply)
 
     def _acknowledge_run(self, first_byte: int, data: bytes, pos: int, end: int) -> int:
         """Take as many acknowledgements of one kind as there are, to where the result says; negative:
@@ -406,8 +420,11 @@ class MqttReader(Link):
 
     # -- replies --------------------------------------------------------------------------------
 
+    def take_turn(self, now: float) -> None:
+        self.resume(Pause.TURN, now)
+
     def reply(self, frame: bytes) -> None:
-        self.broker.dispatcher.push(self, frame)
+        self.broker.reply(self, frame)
         self._check_backlog()
 
     def released(self, acknowledgements: list[bytes]) -> None:
@@ -440,9 +457,9 @@ class MqttReader(Link):
             return
         self.is_reading = True
         self.last_seen = now
-        parts, self._parts = self._parts, None
+        parts = self._let_go_of_parts()
         if parts is not None:
-            self._consume(b"".join(parts), 0)
+            self._consume(bytes(parts), 0)
         if not self.is_paused() and not self.is_closed():
             self.port.resume_reading()
         self.broker.stir()
@@ -450,7 +467,7 @@ class MqttReader(Link):
     def stop_reading(self) -> None:
         """For good: the connection is closed."""
         self.is_reading = False
-        self._parts = None
+        self._let_go_of_parts()
         self.broker.timers.cancel(self._rate_timer)
 
     def is_paused(self) -> bool:
