@@ -224,7 +224,7 @@ async def test_a_client_that_sends_and_never_reads(start_bus: StartBus, what: st
         Exchange(bus) as exchange,
         deaf_socket(bus, encode(Connect("deaf", V311), V311)) as deaf,
     ):
-        sent, most = 0, 16 * MIB  # the kernel alone holds some of it
+        sent, most = 0, 32 * MIB  # the kernel alone holds some 15 of it
         with contextlib.suppress(TimeoutError):
             while sent < most:
                 async with asyncio.timeout(2):
@@ -277,7 +277,6 @@ async def test_a_client_that_reads_and_never_acknowledges(start_bus: StartBus) -
         assert memory.growth < MEMORY + SLACK
 
 
-@pytest.mark.xfail(reason="packets that are not whole yet are not counted in the memory budget")
 async def test_packets_that_are_begun_and_not_finished(start_bus: StartBus) -> None:
     """Before CONNECT nobody is known, and everybody may come: they may not fill the memory."""
     bus = start_bus(SETTINGS.replace("[mqtt]", "connect_timeout_s = 60\n[mqtt]"))
