@@ -120,11 +120,16 @@ class Dispatcher:
         first_id = session.next_id
         if first_id + count > MAX_PACKET_ID:
             first_id = 1
-        ids = range(first_id, first_id + count)
         inflight = session.inflight
-        if not inflight.keys().isdisjoint(ids):
-            return False
-        inflight.update(dict.fromkeys(ids, DeliveryRun(run, first_id, run.qos)))
+        if count == 1:
+            if first_id in inflight:
+                return False
+            inflight[first_id] = DeliveryRun(run, first_id, run.qos)
+        else:
+            ids = range(first_id, first_id + count)
+            if not inflight.keys().isdisjoint(ids):
+                return False
+            inflight.update(dict.fromkeys(ids, DeliveryRun(run, first_id, run.qos)))
         session.next_id = first_id + count
         session.outstanding += count
         if not link.outbox:
@@ -656,6 +661,9 @@ _MISSING: Final = Delivery(Message("", b""), 0, False)
 
 def _with_ids(run: Run, first_id: int) -> bytes:
     """The bytes of a run with consecutive packet ids."""
+    if run.count == 1:
+        at = run.ids_at[0]
+        return run.wire[:at] + first_id.to_bytes(2) + run.wire[at + 2 :]
     wire = bytearray(run.wire)
     high = _HIGH_BYTES[first_id : first_id + run.count]
     low = _LOW_BYTES[first_id : first_id + run.count]

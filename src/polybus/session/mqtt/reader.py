@@ -38,8 +38,8 @@ PUBREC: Final = 0x50
 PUBREL: Final = 0x62
 PUBCOMP: Final = 0x70
 SHORT_ACKNOWLEDGEMENTS: Final = frozenset({PUBACK, PUBREC, PUBREL, PUBCOMP})
-PUBACK_TEMPLATE: Final = b"\x40\x02\0\0"
-PUBREC_TEMPLATE: Final = b"\x50\x02\0\0"
+PUBACK_HEADER: Final = b"\x40\x02"
+PUBREC_HEADER: Final = b"\x50\x02"
 TRACKED_RUN_BYTES: Final = 8192
 """A run stays in memory until its last message is acknowledged, so it must not be long. A larger
 packet travels by itself, and its subscribers share its payload."""
@@ -329,14 +329,21 @@ class MqttReader(Link):
             under_way = self.unacknowledged + (len(received) if received is not None else 0)
             if under_way + count > self.broker.limits.receive_maximum:
                 return None
-        reply = bytearray((PUBACK_TEMPLATE if qos == 1 else PUBREC_TEMPLATE) * count)
-        if isinstance(ids_at, range):
-            reply[2::4] = wire[ids_at.start :: ids_at.step]
-            reply[3::4] = wire[ids_at.start + 1 :: ids_at.step]
+        packet_ids: tuple[int, ...]
+        reply: bytes | bytearray
+        if count == 1:
+            at = ids_at[0]
+            reply = (PUBACK_HEADER if qos == 1 else PUBREC_HEADER) + wire[at : at + 2]
+            packet_ids = (wire[at] << 8 | wire[at + 1],)
         else:
-            reply[2::4] = bytes([wire[at] for at in ids_at])
-            reply[3::4] = bytes([wire[at + 1] for at in ids_at])
-        packet_ids = struct.unpack(f">{2 * count}H", reply)[1::2]
+            reply = bytearray((PUBACK_HEADER if qos == 1 else PUBREC_HEADER) + b"\0\0") * count
+            if isinstance(ids_at, range):
+                reply[2::4] = wire[ids_at.start :: ids_at.step]
+                reply[3::4] = wire[ids_at.start + 1 :: ids_at.step]
+            else:
+                reply[2::4] = bytes([wire[at] for at in ids_at])
+                reply[3::4] = bytes([wire[at + 1] for at in ids_at])
+            packet_ids = struct.unpack(f">{2 * count}H", reply)[1::2]
         if 0 in packet_ids:
             return None
         if qos == 1:
@@ -354,8 +361,13 @@ class MqttReader(Link):
         leave them up to there to the codec."""
         session = self.session
         assert session is not None
-        header = data[pos : pos + 2]
         stop = pos + 4
+        if first_byte == PUBACK and stop == end:
+            packet_id = data[pos + 2] << 8 | data[pos + 3]
+            if packet_id:
+                self.broker.dispatcher.acknowledge(session, packet_id)
+            return stop if packet_id else -stop
+        header = data[pos : pos + 2]
         while data.startswith(header, stop):
             stop += 4
         if stop > end:
