@@ -161,35 +161,51 @@ async def test_a_subscriber_stops_reading_in_a_qos_1_flood(start_bus: StartBus) 
     bus.check_health()
 
 
-async def test_many_subscribers_stop_reading(start_bus: StartBus) -> None:
-    """Together they could hold far more than the budget, each within its own limits.
+@asynccontextmanager
+async def spent_budget(start_bus: StartBus) -> AsyncIterator[Served]:
+    """A bus whose subscribers stopped reading. Together they could hold far more than its budget.
 
     Each has a topic of its own: subscribers of one topic share its bytes, and would cost next to nothing.
+    Messages are small, so that none is read in parts.
     """
     count, outbox = 30, 4 * MIB
     assert count * outbox > MEMORY + SLACK
-    bus = start_bus(
-        SETTINGS.replace(f"outbox_bytes_per_connection = {MIB}", f"outbox_bytes_per_connection = {outbox}")
-    )
-    async with (
-        Watch(bus) as memory,
-        Exchange(bus) as exchange,
-        connected(bus.port, "publisher", V311) as publisher,
-        contextlib.AsyncExitStack() as stack,
-    ):
+    of_one = f"outbox_bytes_per_connection = {MIB}"
+    bus = start_bus(SETTINGS.replace(of_one, f"outbox_bytes_per_connection = {outbox}"))
+    async with contextlib.AsyncExitStack() as stack:
         for number in range(count):
             hello = encode(Connect(f"deaf{number}", V311), V311)
             await stack.enter_async_context(deaf_socket(bus, hello, subscribe_bytes(f"flood/{number}", 0)))
-        for _ in range(80):  # 8 MB for each: the kernel alone takes some
-            for number in range(count):
-                publisher.write(encode(Publish(f"flood/{number}", bytes(100_000)), V311))
-                await publisher.drain()
-        await publisher.ping()
+        async with connected(bus.port, "filler", V311) as filler:
+            for _ in range(80):  # 8 MB for each: the kernel alone takes some
+                for number in range(count):
+                    filler.write(encode(Publish(f"flood/{number}", bytes(2_000)), V311) * 50)
+                    await filler.drain()
+            await filler.ping()
+        assert bus.log.count("reads too slowly") == count
+        yield bus
+
+
+async def test_many_subscribers_stop_reading(start_bus: StartBus) -> None:
+    async with spent_budget(start_bus) as bus, Exchange(bus) as exchange:
         await exchange.goes_on()
-        assert memory.growth < MEMORY + SLACK
+        print(f"memory: {bus.rss_bytes() / MIB:.0f} MiB")
+        assert bus.rss_bytes() < 50 * MIB + MEMORY + SLACK
     print(exchange.summary)
-    assert bus.log.count("reads too slowly") == count
     bus.check_health()
+
+
+@pytest.mark.xfail(reason="unsent bytes of slow readers are never given up, and others pay for it")
+async def test_whoever_sends_a_large_packet_does_not_pay_for_slow_readers(start_bus: StartBus) -> None:
+    """It comes in two parts, as large packets do."""
+    packet = encode(Publish("large", bytes(500_000), 1, packet_id=1), V5)
+    async with spent_budget(start_bus) as bus, connected(bus.port, "innocent") as innocent:
+        innocent.write(packet[:300_000])
+        await innocent.drain()
+        async with Exchange(bus) as exchange:
+            await exchange.goes_on()
+        innocent.write(packet[300_000:])
+        assert await innocent.receive() == PubAck(1)
 
 
 def packets_of(what: str, version: int) -> bytes:
