@@ -1,13 +1,10 @@
 """QoS 1 and 2 from a publisher (sections 4.3, 4.6 and 4.9): ownership, repeats, quota."""
 
-from collections.abc import Callable
-
 import pytest
 
 from polybus.broker.access import Access
 from polybus.broker.limits import Limits
 from polybus.wire.mqtt.packets import (
-    V5,
     PingReq,
     PingResp,
     Properties,
@@ -19,10 +16,9 @@ from polybus.wire.mqtt.packets import (
     ReasonCode,
 )
 
-from . import raw
-from .access import Fenced
 from .harness import Bus, Client
 from .rules import rules
+from .stand_ins import Fenced, SlowDisk
 
 
 def _watcher(bus: Bus) -> Client:
@@ -142,21 +138,6 @@ def test_ids_of_both_directions_are_independent(bus: Bus) -> None:
     client.expect_nothing()
 
 
-class SlowDisk:
-    """A journal whose commits are done when `write` is called."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Callable[[], None]] = []
-
-    def commit(self, done: Callable[[], None]) -> None:
-        self._waiting.append(done)
-
-    def write(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            done()
-
-
 @rules(
     v311="MQTT-4.3.2-2 MQTT-4.3.3-2 MQTT-4.6.0-2",
     v5="MQTT-4.3.2-4 MQTT-4.3.3-8 MQTT-4.3.3-11 MQTT-4.6.0-2",
@@ -251,83 +232,3 @@ def test_a_repeat_does_not_count_against_the_receive_maximum(bus: Bus) -> None:
     again.expect(PubRec, packet_id=1)
     again.send(PubRel(1))
     again.expect(PubComp(1))
-
-
-# -- many packets in one piece -----------------------------------------------------------------------
-
-
-@rules(v311="MQTT-4.3.3-2", v5="MQTT-4.3.3-10 MQTT-4.3.3-12")
-def test_repeats_in_one_piece_are_published_once(bus: Bus) -> None:
-    watcher = _watcher(bus)
-    client = bus.connect("p")
-    first, repeat = Publish("t", b"x", 2, packet_id=5), Publish("t", b"x", 2, dup=True, packet_id=5)
-    client.send(first, repeat, first, PubRel(5), first, PubRel(5))
-    codes = [type(p).__name__ for p in client.received()]
-    assert codes == ["PubRec", "PubRec", "PubRec", "PubComp", "PubRec", "PubComp"]
-    assert watcher.received() == [Publish("t", b"x")] * 2
-
-
-@rules(v311="MQTT-4.3.2-2", v5="MQTT-4.3.2-5")
-def test_the_same_id_again_in_one_piece_is_a_new_message_at_qos_1(bus: Bus) -> None:
-    watcher = _watcher(bus)
-    client = bus.connect("p")
-    client.send(*(Publish("t", b"%d" % n, 1, dup=n > 0, packet_id=5) for n in range(4)))
-    assert client.received() == [PubAck(5)] * 4
-    assert watcher.received() == [Publish("t", b"%d" % n) for n in range(4)]
-
-
-@rules(v5="MQTT-3.3.4-7")
-def test_an_overrun_in_one_piece_is_noticed(bus: Bus) -> None:
-    bus.configure(limits=Limits(receive_maximum=10))
-    client = bus.connect("c")
-    client.send(*(Publish("t", b"x", 2, packet_id=n) for n in range(1, 12)))
-    while client.peek() is PubRec:
-        client.expect(PubRec)
-    client.expect_closed(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
-
-
-@rules(
-    v311="MQTT-3.3.4-1 MQTT-4.6.0-6 MQTT-4.6.0-2 MQTT-4.6.0-3",
-    v5="MQTT-3.3.4-1 MQTT-4.6.0-5 MQTT-4.6.0-2 MQTT-4.6.0-3",
-)
-def test_a_mixture_in_one_piece_is_answered_one_by_one(bus: Bus) -> None:
-    """All QoS, retained or not, with properties or not, to two topics, allowed and forbidden."""
-    bus.configure(access=Access(authorizer=Fenced()))
-    watcher = _watcher(bus)
-    client = bus.connect("p")
-    said = Properties(content_type="x") if bus.version >= V5 else Properties()
-    packets = []
-    for number in range(1, 200):
-        qos = number * 7 % 3
-        topic = ("a", "b", "a", "a", "secret/c")[number % 5]
-        packet_id = number if qos else 0
-        properties = said if number % 11 == 0 else Properties()
-        packets.append(
-            Publish(topic, b"%d" % number, qos, number % 13 == 0, packet_id=packet_id, properties=properties)
-        )
-    client.send(*packets)
-    answers = client.received()
-    assert [p.packet_id for p in answers if isinstance(p, PubAck)] == [
-        p.packet_id for p in packets if p.qos == 1
-    ]
-    assert [p.packet_id for p in answers if isinstance(p, PubRec)] == [
-        p.packet_id for p in packets if p.qos == 2
-    ]
-    got = [(p.topic, p.payload) for p in watcher.received() if isinstance(p, Publish)]
-    assert got == [(p.topic, p.payload) for p in packets if p.topic != "secret/c"]
-
-
-@pytest.mark.parametrize("qos", [0, 1, 2])
-@rules(v311="MQTT-4.8.0-1 MQTT-3.3.2-2", v5="MQTT-4.13.1-1 MQTT-3.3.2-2")
-def test_an_error_within_a_piece_ends_it_there(bus: Bus, qos: int) -> None:
-    watcher = _watcher(bus)
-    client = bus.connect("p")
-    ids = [n if qos else None for n in range(1, 5)]
-    flags = qos << 1
-    good = [raw.publish(bus.version, "t", b"%d" % n, flags=flags, packet_id=ids[n]) for n in range(4)]
-    bad = raw.publish(bus.version, "t/#", b"bad", flags=flags, packet_id=9 if qos else None)
-    client.send_raw(good[0] + good[1] + bad + good[2] + good[3])
-    while client.peek() in (PubAck, PubRec):
-        client.expect(client.peek() or PubAck)
-    client.expect_closed(ReasonCode.TOPIC_NAME_INVALID, ReasonCode.MALFORMED_PACKET)
-    assert [p.payload for p in watcher.received() if isinstance(p, Publish)] == [b"0", b"1"]

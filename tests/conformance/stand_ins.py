@@ -1,4 +1,4 @@
-"""Stand-ins for operations' answers: who may connect, publish, subscribe and authenticate."""
+"""Stand-ins for what stands around the core: who may do what, and where state is kept."""
 
 from collections.abc import Callable
 
@@ -81,3 +81,18 @@ class Broken:
 
     def may_subscribe(self, user: str | None, client_id: str, topic_filter: str) -> bool:
         raise RuntimeError("no answer today")
+
+
+class SlowDisk:
+    """A journal whose commits are done when `write` is called."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def commit(self, done: Callable[[], None]) -> None:
+        self._waiting.append(done)
+
+    def write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done()
