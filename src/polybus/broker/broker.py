@@ -99,10 +99,10 @@ class Broker:
         self.now = self.dispatcher.now = self._ticked_at = now
         self.stats.ticks += 1
         self.drain()
-        if self.dispatcher.replaying:
-            self.dispatcher.pump_replays()
         if self.awaiting:
             self._commit()
+        if self.dispatcher.replaying:
+            self.dispatcher.pump_replays()
         self._check_budget()
         dirty = self.dispatcher.dirty
         if dirty:
@@ -158,18 +158,22 @@ class Broker:
 
     def _check_budget(self) -> None:
         excess = self.memory_bytes() - self.limits.memory_bytes
-        self.dispatcher.over_budget = excess > 0
         if excess > 0:
+            self.dispatcher.over_budget = True
             self.dispatcher.relieve(excess + self.limits.memory_bytes // 20)
+        elif self.dispatcher.over_budget:
+            self.dispatcher.over_budget = False
+            self.dispatcher.recover()
 
     def memory_bytes(self) -> int:
-        """What the budget counts: queued, retained, unsent and half-read bytes."""
+        """What the budget counts: queued, retained, unsent, unacknowledged and half-read bytes."""
         dispatcher = self.dispatcher
-        waiting = dispatcher.queued_bytes + dispatcher.backlog_bytes
+        waiting = dispatcher.queued_bytes + dispatcher.backlog_bytes + dispatcher.inflight_bytes
         return waiting + self.retained.size_bytes + self.partial_bytes
 
-    def is_over_budget(self) -> bool:
-        return self.memory_bytes() > self.limits.memory_bytes
+    def has_room_for_parts(self) -> bool:
+        """Packets that are not whole yet may take half of the budget."""
+        return 2 * self.partial_bytes <= self.limits.memory_bytes
 
     def run_timers(self, now: float) -> None:
         self.now = self.dispatcher.now = now
@@ -187,7 +191,6 @@ class Broker:
     ) -> None:
         """Take over what can change while running. Links ask for limits when they need them."""
         self.limits = limits
-        self.access = access
         self.retained.limits = limits
         self.registry.limits = limits
         self.subscriptions.strategy = shared_strategy
@@ -195,6 +198,22 @@ class Broker:
         self.dispatcher.limits = limits
         self.dispatcher.drop_oldest = drop_oldest
         self.dispatcher.queue_qos0 = queue_qos0
+        self._change_access(access)
+
+    def _change_access(self, access: Access) -> None:
+        """New rules bind those who are connected, too: subscriptions they no longer allow end."""
+        self.access = access
+        authorizer = access.authorizer
+        for session in list(self.registry.sessions.values()):
+            if session.link is not None:
+                session.link.access_changed()
+            if authorizer is None:
+                continue
+            for topic_filter, subscription in list(session.subscriptions.items()):
+                if not authorizer.may_subscribe(session.user, session.client_id, subscription.path):
+                    self.unsubscribe(session, topic_filter)
+                    fields = {"client_id": session.client_id, "filter": topic_filter}
+                    log.warning("subscription ended by new rules", extra={"fields": fields})
 
     # -- what links ask for -------------------------------------------------------------------
 

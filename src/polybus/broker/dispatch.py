@@ -45,7 +45,9 @@ class Dispatcher:
         self.queued_bytes = 0
         self.backlog_bytes = 0
         """Bytes in the outboxes of blocked links."""
+        self.inflight_bytes = 0
         self.over_budget = False
+        self.blocked_links: set[Link] = set()
 
     # -- publishing -------------------------------------------------------------------------
 
@@ -114,6 +116,8 @@ class Dispatcher:
             or link.encoding is not run.encoding
             or link.blocked
             or session.outstanding + count > session.window
+            or session.inflight_bytes >= self.limits.inflight_bytes_per_session
+            or self.over_budget
             or session.resend is not None
         ):
             return False
@@ -121,15 +125,19 @@ class Dispatcher:
         if first_id + count > MAX_PACKET_ID:
             first_id = 1
         inflight = session.inflight
+        sent = DeliveryRun(run, first_id, run.qos)
         if count == 1:
             if first_id in inflight:
                 return False
-            inflight[first_id] = DeliveryRun(run, first_id, run.qos)
+            inflight[first_id] = sent
         else:
             ids = range(first_id, first_id + count)
             if not inflight.keys().isdisjoint(ids):
                 return False
-            inflight.update(dict.fromkeys(ids, DeliveryRun(run, first_id, run.qos)))
+            inflight.update(dict.fromkeys(ids, sent))
+        size = sent.size_bytes() * count
+        session.inflight_bytes += size
+        self.inflight_bytes += size
         session.next_id = first_id + count
         session.outstanding += count
         if not link.outbox:
@@ -216,12 +224,15 @@ class Dispatcher:
     def _send_tracked(self, sessions: list[Session], delivery: Delivery) -> None:
         frames: dict[Encoding, tuple[bytes, bytes]] = {}
         dirty = self.dirty
+        size = delivery.size_bytes()
+        max_bytes = 0 if self.over_budget else self.limits.inflight_bytes_per_session
         for session in sessions:
             link = session.link
             if (
                 link is None
                 or link.blocked
                 or session.outstanding >= session.window
+                or session.inflight_bytes >= max_bytes
                 or session.queue is not None
                 or session.resend is not None
             ):
@@ -244,6 +255,8 @@ class Dispatcher:
                 session.next_id = packet_id + 1 if packet_id < 65_535 else 1
             inflight[packet_id] = delivery
             session.outstanding += 1
+            session.inflight_bytes += size
+            self.inflight_bytes += size
             outbox = link.outbox
             if not outbox:
                 dirty.append(link)
@@ -274,8 +287,9 @@ class Dispatcher:
             link.messages_dropped += count
             self.stats.dropped_slow += count
             return
-        link.outbox.append(frame)
-        link.messages_out += count
+        if link.unsent is None:
+            link.unsent = []
+        link.unsent.append((frame, count))
         link.backlog_bytes += size
         self.backlog_bytes += size
 
@@ -329,7 +343,7 @@ class Dispatcher:
             return
         if session.resend is not None:
             self._pump_resend(session, link, session.resend)
-        while session.queue is not None and not link.blocked and session.outstanding < session.window:
+        while session.queue is not None and self._may_send(session, link):
             queue = session.queue
             item = queue.first()
             if isinstance(item, Run):
@@ -339,6 +353,14 @@ class Dispatcher:
             self._pop_queue(session, queue)
             if not self._has_expired(item):
                 self._transmit(session, link, item)
+
+    def _may_send(self, session: Session, link: Link) -> bool:
+        return (
+            not link.blocked
+            and session.outstanding < session.window
+            and session.inflight_bytes < self.limits.inflight_bytes_per_session
+            and not self.over_budget
+        )
 
     def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> bool:
         """Send the run in front, or break it up; False: it waits for more room."""
@@ -369,6 +391,8 @@ class Dispatcher:
             packet_id = session.allocate_id()
             session.inflight[packet_id] = delivery
             session.outstanding += 1
+            session.inflight_bytes += delivery.size_bytes()
+            self.inflight_bytes += delivery.size_bytes()
             self.push(link, parts[0] + packet_id.to_bytes(2) + parts[1])
         link.messages_out += 1
 
@@ -381,6 +405,8 @@ class Dispatcher:
             delivery = sent.one(packet_id) if sent is not None else None
             frame = link.encode_again(packet_id, delivery, self.now)
             if frame is None:  # the client takes only smaller packets now
+                if sent is not None:
+                    self._free_inflight(session, sent.size_bytes())
                 del session.inflight[packet_id]
                 self.stats.dropped_too_large += 1
                 continue
@@ -420,10 +446,17 @@ class Dispatcher:
             return
         inflight = session.inflight
         before = len(inflight)
+        last: Delivery | DeliveryRun | None = None
+        freed = size = 0
         for packet_id in packet_ids:
             delivery = inflight.get(packet_id)
             if delivery is not None and delivery.qos == 1:
                 del inflight[packet_id]
+                if delivery is not last:
+                    last = delivery
+                    size = delivery.size_bytes()
+                freed += size
+        self._free_inflight(session, freed)
         self._settled(session, before - len(inflight))
 
     def receive_all(self, session: Session, packet_ids: tuple[int, ...]) -> bool:
@@ -433,7 +466,11 @@ class Dispatcher:
             delivery = inflight.get(packet_id)
             if delivery is None or delivery.qos != 2:
                 return False
-        inflight.update(dict.fromkeys(packet_ids))
+        for packet_id in packet_ids:
+            delivery = inflight[packet_id]
+            if delivery is not None:  # an id may be there twice
+                self._free_inflight(session, delivery.size_bytes())
+                inflight[packet_id] = None
         return True
 
     def complete_all(self, session: Session, packet_ids: tuple[int, ...]) -> None:
@@ -464,6 +501,7 @@ class Dispatcher:
         if delivery is not None:
             if delivery.qos != 2:
                 return False
+            self._free_inflight(session, delivery.size_bytes())
             session.inflight[packet_id] = None
         return True
 
@@ -482,8 +520,14 @@ class Dispatcher:
         self._settle(session, packet_id)
         return True
 
+    def _free_inflight(self, session: Session, size_bytes: int) -> None:
+        session.inflight_bytes -= size_bytes
+        self.inflight_bytes -= size_bytes
+
     def _settle(self, session: Session, packet_id: int) -> None:
-        del session.inflight[packet_id]
+        delivery = session.inflight.pop(packet_id)
+        if delivery is not None:
+            self._free_inflight(session, delivery.size_bytes())
         if session.resend is not None and packet_id in session.resend:
             session.resend.remove(packet_id)  # acknowledged from the connection before
         else:
@@ -520,8 +564,10 @@ class Dispatcher:
 
     def forget(self, link: Link) -> None:
         """Let go of what a link that ends did not send."""
+        self.blocked_links.discard(link)
         self.backlog_bytes -= link.backlog_bytes
         link.backlog_bytes = 0
+        link.unsent = None
         link.outbox.clear()
         link.held.clear()
 
@@ -531,6 +577,7 @@ class Dispatcher:
         lost = sum(d is not None for d in session.inflight.values()) + session.queued()
         self.stats.dropped_no_session += lost
         session.inflight.clear()
+        self._free_inflight(session, session.inflight_bytes)
         session.replays = None
         if session.queue is not None:
             self.queued_bytes -= session.queue.size_bytes
@@ -545,6 +592,7 @@ class Dispatcher:
             if delivery is None or delivery.group is None or delivery.qos == 2:
                 continue
             if self._redispatch(delivery.one(packet_id), session, ended=ended):
+                self._free_inflight(session, delivery.size_bytes())
                 del session.inflight[packet_id]
         old = session.queue
         if old is None or not any(isinstance(i, Delivery) and i.group for i in old.items()):
@@ -564,13 +612,19 @@ class Dispatcher:
 
     def blocked(self, link: Link) -> None:
         link.blocked = True
+        self.blocked_links.add(link)
         pieces, link.outbox = link.outbox, []
         self.push_all(link, pieces)  # counted from now on
 
     def unblocked(self, link: Link) -> None:
         link.blocked = False
+        self.blocked_links.discard(link)
         self.backlog_bytes -= link.backlog_bytes
         link.backlog_bytes = 0
+        for frame, count in link.unsent or ():
+            link.outbox.append(frame)
+            link.messages_out += count
+        link.unsent = None
         if link.outbox:
             self.dirty.append(link)
         session = link.session
@@ -604,7 +658,7 @@ class Dispatcher:
     def _replay_step(self, session: Session, link: Link, replays: dict[str, Iterator[Delivery | None]]) -> None:
         topic_filter, replay = next(iter(replays.items()))
         for _ in range(REPLAY_STEP):
-            if link.blocked or session.queue is not None or session.outstanding >= session.window:
+            if session.queue is not None or not self._may_send(session, link):
                 self.replaying.discard(session)  # goes on when the link or the window is free again
                 return
             delivery = next(replay, _EXHAUSTED)
@@ -624,8 +678,12 @@ class Dispatcher:
     # -- the memory budget ------------------------------------------------------------------------
 
     def relieve(self, excess_bytes: int) -> None:
-        """Free this much of the queues. While the budget is spent, blocked links get no more QoS 0;
-        here go the oldest regular messages of the longest queues, then priority ones (TB-13)."""
+        """Free this much. Victims: what waits unsent at QoS 0 for the slowest links, then the oldest
+        regular messages of the longest queues, then priority ones (TB-13)."""
+        for link in sorted(self.blocked_links, key=lambda link: link.backlog_bytes, reverse=True):
+            if excess_bytes <= 0:
+                return
+            excess_bytes -= self._drop_unsent(link)
         longest_first = sorted(self.queued_sessions, key=_queue_size, reverse=True)
         for spare_priority in (True, False):
             for session in longest_first:
@@ -639,6 +697,22 @@ class Dispatcher:
                     excess_bytes -= self._give_up(session, queue)
                 if excess_bytes <= 0:
                     return
+
+    def recover(self) -> None:
+        """The budget is no longer spent: whoever waited only for that goes on."""
+        for session in list(self.queued_sessions):
+            self.pump(session)
+
+    def _drop_unsent(self, link: Link) -> int:
+        unsent, link.unsent = link.unsent, None
+        size = 0
+        for frame, count in unsent or ():
+            size += len(frame) + PIECE_COST
+            link.messages_dropped += count
+            self.stats.dropped_memory += count
+        link.backlog_bytes -= size
+        self.backlog_bytes -= size
+        return size
 
     def _give_up(self, session: Session, queue: Queue) -> int:
         size = self._drop_oldest(queue)

@@ -26,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """QoS 1 and 2 messages a client may have unacknowledged towards us."""
     inflight_per_session: int = 1_000
     """QoS 1 and 2 messages we have unacknowledged towards a client, if it allows so many."""
+    inflight_bytes_per_session: int = 16 * 1024 * 1024
+    """How much those may hold; one message may always be under way, whatever its size."""
     topic_alias_maximum: int = 64
     queued_messages_per_session: int = 100_000
     queued_bytes_per_session: int = 64 * 1024 * 1024

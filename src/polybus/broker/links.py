@@ -71,6 +71,7 @@ class Link:
         "outbox",
         "port",
         "session",
+        "unsent",
     )
 
     def __init__(self, port: Port, encoding: Encoding) -> None:
@@ -83,7 +84,10 @@ class Link:
         self.blocked = False
         """The transport takes no more for now."""
         self.backlog_bytes = 0
-        """What the outbox holds while blocked."""
+        """What outbox and `unsent` hold while blocked."""
+        self.unsent: list[tuple[bytes, int]] | None = None
+        """QoS 0 that came while blocked, with the number of messages of each piece: the first to go
+        when memory is short."""
         self.messages_in = self.bytes_in = 0
         self.messages_out = self.bytes_out = self.messages_dropped = 0
 
@@ -110,6 +114,9 @@ class Link:
     def take_turn(self, now: float) -> None:
         """Go on with what was left when the link began to wait for its turn."""
         raise NotImplementedError
+
+    def access_changed(self) -> None:
+        """Told when the rules of who may do what have changed."""
 
     def released(self, acknowledgements: list[bytes]) -> None:
         """Told when acknowledgements that waited for the commit went to the outbox."""

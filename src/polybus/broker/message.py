@@ -105,6 +105,10 @@ class DeliveryRun(msgspec.Struct, gc=False):
     qos: int
     group: None = None
 
+    def size_bytes(self) -> int:
+        """Of one of its messages, on average."""
+        return len(self.run.wire) // self.run.count + OVERHEAD_BYTES
+
     def one(self, packet_id: int) -> Delivery:
         """The delivery that went out under this id."""
         return Delivery(self.run.messages()[packet_id - self.first_id], self.qos, False)

@@ -99,6 +99,7 @@ class Session:
         "expiry_s",
         "handle",
         "inflight",
+        "inflight_bytes",
         "link",
         "next_id",
         "outstanding",
@@ -119,6 +120,7 @@ class Session:
         self.link: Link | None = None
         self.subscriptions: dict[str, Subscription] = {}
         self.inflight: dict[int, Delivery | DeliveryRun | None] = {}
+        self.inflight_bytes = 0
         self.outstanding = 0
         self.window = 0
         self.next_id = 1

@@ -84,15 +84,31 @@ class Connection(asyncio.Protocol):
         if self._link is not None:
             self._link.on_unblocked(self._now())
 
+    def eof_received(self) -> None:
+        """The peer sends no more. What it still has to get may go out, but not for ever."""
+        self.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         link, self._link, self._transport = self._link, None, None
         self._reception.leave(self)
         if link is not None:
             link.on_closed(self._now())
 
+    def close(self) -> None:
+        if self._transport is not None:
+            close_within(self._transport, self._reception.loop)
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+def close_within(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    """Close, and give unsent bytes a little time to go out."""
+    if not transport.is_closing():
+        transport.close()
+        if transport.get_write_buffer_size():
+            loop.call_later(LINGER_S, transport.abort)
 
 
 class StreamPort:
@@ -107,11 +123,7 @@ class StreamPort:
         self.writelines: Callable[[list[bytes]], None] = transport.writelines
 
     def close(self) -> None:
-        transport = self._transport
-        if not transport.is_closing():
-            transport.close()
-            if transport.get_write_buffer_size():
-                self._loop.call_later(LINGER_S, transport.abort)
+        close_within(self._transport, self._loop)
 
     def pause_reading(self) -> None:
         if not self._transport.is_closing():

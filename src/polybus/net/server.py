@@ -77,6 +77,9 @@ async def _serve(config: Config) -> int:
     print(f"Polybus {polybus.__version__} is ready", *server.urls, sep="\n  ", flush=True)
     await stopped.wait()
     print("Polybus is stopping", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)  # once is enough
     await server.stop()
     return 0
 
@@ -129,6 +132,8 @@ class Server:
                 handle.cancel()
         self.broker.now = self.loop.time()
         self.broker.stop()
+        for connection in list(self._connections):
+            connection.close()
         await self._wait_until_empty(LINGER_S)
         for connection in list(self._connections):
             connection.abort()
@@ -220,8 +225,9 @@ class Server:
     async def _listen(self, listener: Listener) -> None:
         factory: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731 (replaced below)
         if listener.is_websocket:
-            max_size = self.config.limits.packet_size_bytes + 1024
-            factory = lambda: WebSocketConnection(self, listener.path, max_size)  # noqa: E731
+            factory = lambda: WebSocketConnection(  # noqa: E731
+                self, listener.path, self.config.limits.packet_size_bytes + 1024
+            )
         context = server_context(listener) if listener.is_encrypted else None
         try:
             if listener.kind == "unix":
@@ -232,7 +238,12 @@ class Server:
                 self._sockets.append(path)
             else:
                 server = await self.loop.create_server(
-                    factory, listener.host, listener.port, ssl=context, backlog=BACKLOG
+                    factory,
+                    listener.host,
+                    listener.port,
+                    ssl=context,
+                    ssl_handshake_timeout=self.config.limits.connect_timeout_s if context else None,
+                    backlog=BACKLOG,
                 )
         except OSError as error:
             raise ConfigError(

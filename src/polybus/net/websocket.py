@@ -21,11 +21,12 @@ SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 
 
 class WebSocketConnection(Connection):
-    __slots__ = ("_path", "_websocket")
+    __slots__ = ("_is_blocked", "_path", "_websocket")
 
     def __init__(self, reception: Reception, path: str, max_size: int) -> None:
         super().__init__(reception)
         self._path = path
+        self._is_blocked = False
         # No compression: payloads are small or already packed, and it costs memory per connection.
         self._websocket = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=max_size)
 
@@ -44,6 +45,7 @@ class WebSocketConnection(Connection):
     def eof_received(self) -> None:
         self._websocket.receive_eof()
         self._send_pending()
+        self.close()
 
     def _answer_handshake(self, request: Request) -> None:
         websocket = self._websocket
@@ -63,14 +65,25 @@ class WebSocketConnection(Connection):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        for data in self._websocket.data_to_send():
+        pending = self._websocket.data_to_send()
+        if self._is_blocked and self._websocket.state is State.OPEN:
+            return  # pongs; a peer that does not read them need not get each
+        for data in pending:
             if data:
                 transport.write(data)
             else:  # the sans-I/O core's sign for: nothing more from our side
-                transport.close()
+                self.close()
                 return
         if self._websocket.close_expected():
-            transport.close()
+            self.close()
+
+    def pause_writing(self) -> None:
+        self._is_blocked = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_blocked = False
+        super().resume_writing()
 
 
 class WebSocketPort(StreamPort):

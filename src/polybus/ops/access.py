@@ -70,6 +70,7 @@ class PasswordAuthenticator:
         self._certificate_is_enough = certificate_is_enough
         self._most_waiting = most_waiting
         self._waiting = 0
+        self._asking: dict[bytes, list[Callable[[Verdict], None]]] = {}
         self._decoy = decoy_hash(users)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polybus-passwords")
         self._key = secrets.token_bytes(32)
@@ -98,17 +99,24 @@ class PasswordAuthenticator:
             answer(BUSY)
             return
         self._waiting += 1
+        asking = self._asking.get(fingerprint)
+        if asking is not None:  # the same login is being checked already
+            asking.append(answer)
+            return
+        asking = self._asking[fingerprint] = [answer]
         loop = asyncio.get_running_loop()
         # An unknown user costs the same time as a known one, so that names cannot be guessed.
         hashed = self._users.get(user, self._decoy)
 
         def done(is_right: bool) -> None:
-            self._waiting -= 1
+            del self._asking[fingerprint]
+            self._waiting -= len(asking)
+            verdict = WRONG
             if is_right and user in self._users:
                 self._remember(fingerprint)
-                answer(Verdict(True, user=user))
-            else:
-                answer(WRONG)
+                verdict = Verdict(True, user=user)
+            for each in asking:
+                each(verdict)
 
         def check() -> None:
             is_right = check_password(hashed, password)

@@ -161,6 +161,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "limits.keep_alive_s": (0, _U16),
     "limits.receive_maximum": (1, _U16),
     "limits.inflight_per_session": (1, _U16),
+    "limits.inflight_bytes_per_session": (1024, _TIB),
     "limits.topic_alias_maximum": (0, _U16),
     "limits.queued_messages_per_session": (1, 1_000_000_000),
     "limits.queued_bytes_per_session": (1024, _TIB),

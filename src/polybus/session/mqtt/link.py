@@ -24,7 +24,7 @@ from polybus.errors import PeerError
 from polybus.session.mqtt.connecting import RETURN_CODES, agree
 from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
 from polybus.session.mqtt.options import MqttOptions
-from polybus.session.mqtt.reader import MqttReader, Pause, State
+from polybus.session.mqtt.reader import MqttReader, Pause, State, not_a_connect
 from polybus.wire.mqtt.checks import REASON_CODES
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
@@ -64,6 +64,8 @@ END_REASONS: Final = {
     EndCause.ADMINISTRATIVE: ReasonCode.ADMINISTRATIVE_ACTION,
 }
 
+AUTHENTICATION_S: Final = 60.0
+"""How long an authenticator may take for its verdict."""
 PINGRESP: Final = encode(PingResp(), V5)
 
 
@@ -113,7 +115,7 @@ class MqttLink(MqttReader):
     def handle(self, packet: Packet) -> None:
         if self.state == State.NEW:
             if not isinstance(packet, Connect):
-                raise PeerError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT", "MQTT-3.1.0-1")
+                raise not_a_connect()
             self._on_connect(packet)
         elif self.state == State.AUTHENTICATING:
             self._on_packet_while_authenticating(packet)
@@ -172,6 +174,10 @@ class MqttLink(MqttReader):
             self.client_id, connect.user_name, connect.password, self.peer, self.certificate_name
         )
         self.state = State.AUTHENTICATING
+        # It has said its CONNECT in time; now it is us who are slow, and not for ever.
+        timers = self.broker.timers
+        timers.cancel(self._handle)
+        self._handle = timers.schedule(self.broker.now + AUTHENTICATION_S, self)
         self.pause(Pause.AUTHENTICATION)
         authenticator.authenticate(credentials, self._on_verdict)
 
@@ -226,8 +232,7 @@ class MqttLink(MqttReader):
         self._connect = None  # it may hold a password
         agreement = agree(connect, self.client_id, broker.limits, self._options)
         self.user = verdict.user
-        if broker.access.authorizer is not None:
-            self.permissions = {}
+        self.access_changed()
         will = agreement.will
         if will is not None and not self.may_publish(will.message.topic):
             raise PeerError(ReasonCode.NOT_AUTHORIZED, "the will's topic is not allowed")
@@ -501,8 +506,9 @@ class MqttLink(MqttReader):
         if self.state == State.CLOSED:
             return
         if self.state != State.CONNECTED:
-            log.info("no CONNECT in time", extra={"fields": {"peer": self.peer}})
-            self._close("no CONNECT in time", publish_will=False)
+            event = "no CONNECT in time" if self.state == State.NEW else "not authenticated in time"
+            log.info(event, extra={"fields": {"peer": self.peer}})
+            self._close(event, publish_will=False)
         elif self.is_paused() and not self.blocked:
             self.last_seen = now  # it was us who did not listen
             self._reschedule(now)
@@ -544,7 +550,10 @@ class MqttLink(MqttReader):
         if self.state == State.CLOSED:
             return
         fields = {"client_id": self.client_id, "peer": self.peer, "error": str(error)}
-        log.warning("protocol violation" if error.rule else "connection refused", extra={"fields": fields})
+        log.warning(
+            "connection ended" if self.state == State.CONNECTED else "connection refused",
+            extra={"fields": fields},
+        )
         why = error.text if self._says_why else None
         if self.state == State.CONNECTED:
             if self.version == V5:

@@ -127,6 +127,9 @@ class MqttReader(Link):
         self.bytes_in += len(data)
         broker.stats.bytes_received += len(data)
         if self._parts is None:
+            if self.state == State.NEW and data and data[0] != CONNECT:  # whatever it is, it is not MQTT
+                self.fail(not_a_connect())
+                return
             self._consume(data, 0)
         else:
             self._complete(self._parts, data)
@@ -138,7 +141,7 @@ class MqttReader(Link):
         if len(data) < missing:
             parts += data
             self.broker.partial_bytes += len(data)
-            if self.broker.is_over_budget() and len(parts) > SMALL_READ_BYTES:
+            if len(parts) > SMALL_READ_BYTES and not self.broker.has_room_for_parts():
                 self.fail(PeerError(ReasonCode.QUOTA_EXCEEDED, "no memory for so large a packet now"))
             return
         self._let_go_of_parts()
@@ -402,6 +405,9 @@ class MqttReader(Link):
 
     # -- permission and rate --------------------------------------------------------------------
 
+    def access_changed(self) -> None:
+        self.permissions = {} if self.broker.access.authorizer is not None else None
+
     def may_publish(self, topic: str) -> bool:
         permissions = self.permissions
         if permissions is None:
@@ -487,6 +493,10 @@ class MqttReader(Link):
 
     def is_closed(self) -> bool:
         return self.state == State.CLOSED
+
+
+def not_a_connect() -> PeerError:
+    return PeerError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT", "MQTT-3.1.0-1")
 
 
 def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> bytes:
