@@ -347,8 +347,7 @@ class Dispatcher:
             queue = session.queue
             item = queue.first()
             if isinstance(item, Run):
-                if not self._pump_run(session, link, queue, item):
-                    return
+                self._pump_run(session, link, queue, item)
                 continue
             self._pop_queue(session, queue)
             if not self._has_expired(item):
@@ -362,18 +361,16 @@ class Dispatcher:
             and not self.over_budget
         )
 
-    def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> bool:
-        """Send the run in front, or break it up; False: it waits for more room."""
+    def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> None:
+        """Send the run in front, or divide it into what there is room for."""
         if self._send_run(session, run):
             self._pop_queue(session, queue)
-            return True
-        fits_later = session.outstanding + run.count > session.window >= run.count
-        if fits_later and link.encoding is run.encoding:
-            return False
+            return
         before = queue.size_bytes
-        queue.break_up(run)
+        room = session.window - session.outstanding
+        if link.encoding is not run.encoding or room >= run.count or not queue.cut_front(run, room):
+            queue.break_up(run)
         self.queued_bytes += queue.size_bytes - before
-        return True
 
     def _pop_queue(self, session: Session, queue: Queue) -> None:
         self.queued_bytes -= queue.pop().size_bytes()

@@ -66,6 +66,26 @@ class Run(msgspec.Struct, gc=False):
     def size_bytes(self) -> int:
         return len(self.wire) + OVERHEAD_BYTES
 
+    def cut(self, count: int) -> tuple["Run", "Run"] | None:
+        """The first `count` messages and the others; None: its packets differ, so it has to be split."""
+        ids_at = self.ids_at
+        if not isinstance(ids_at, range):
+            return None
+        size = ids_at.step
+        at = count * size
+        return (
+            msgspec.structs.replace(
+                self, wire=self.wire[:at], count=count, ids_at=range(ids_at.start, at, size), split=None
+            ),
+            msgspec.structs.replace(
+                self,
+                wire=self.wire[at:],
+                count=self.count - count,
+                ids_at=range(ids_at.start, len(self.wire) - at, size),
+                split=None,
+            ),
+        )
+
     def messages(self) -> list[Message]:
         if self.split is None:
             self.split = self.encoding.split(self)

@@ -73,6 +73,18 @@ class Queue:
             self.messages += 1
             self.size_bytes += delivery.size_bytes()
 
+    def cut_front(self, run: Run, count: int) -> bool:
+        """Divide the run in front after `count` messages, if that can be done."""
+        pieces = run.cut(count)
+        if pieces is None:
+            return False
+        self._taken(self.regular.popleft())
+        for piece in reversed(pieces):
+            self.regular.appendleft(piece)
+            self.messages += piece.count
+            self.size_bytes += piece.size_bytes()
+        return True
+
     def items(self) -> Iterator[Delivery | Run]:
         yield from self.priority
         yield from self.regular
