@@ -38,6 +38,18 @@ def test_pub_and_sub_over_every_transport(bus: Served, tmp_path: Path, kind: str
     assert sub.output == f"{topic} ready\n{topic} one\n{topic} two\n"
 
 
+def test_every_one_of_many_short_visits_over_websocket_counts(bus: Served, tmp_path: Path) -> None:
+    """Each publishes, says goodbye and closes, often in one segment."""
+    topic = unique()
+    publish(bus, topic, "-m", "ready", "-r", "-q", "1")
+    with subscriber(bus, tmp_path, topic, "-C", "11") as sub:
+        sub.wait_for("ready")
+        for number in range(10):
+            publish(bus, topic, "-m", str(number), kind="websocket")
+        assert sub.wait() == 0
+    assert sub.output.split() == ["ready", *map(str, range(10))]
+
+
 def test_json(bus: Served, tmp_path: Path) -> None:
     topic = unique()
     publish(

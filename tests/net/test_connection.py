@@ -205,7 +205,6 @@ async def test_reset_in_the_middle_of_a_delivery(caplog: pytest.LogCaptureFixtur
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.xfail(reason="the end of the peer's half closes the transport, but no timer aborts it")
 async def test_a_peer_that_closes_its_half_and_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its unsent bytes must not hold the connection for ever."""
     monkeypatch.setattr(connections, "LINGER_S", 0.2)

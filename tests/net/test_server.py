@@ -151,7 +151,6 @@ async def test_stop_removes_the_socket_file(short_folder: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.xfail(reason="links without a session are not ended, but waited for")
 async def test_stop_does_not_wait_for_peers_that_never_said_who_they_are() -> None:
     loop = asyncio.get_running_loop()
     async with serving() as server, stream(server) as silent:
@@ -210,7 +209,6 @@ async def test_reload_takes_over_limits(file: ConfigFile) -> None:
         await one.ping()
 
 
-@pytest.mark.xfail(reason="the size is fixed when the listener starts")
 async def test_reload_takes_over_the_size_of_packets_on_websockets(tmp_path: Path) -> None:
     from tests.net.test_websocket import browser
 
@@ -238,7 +236,6 @@ async def test_reload_takes_over_access_rules(file: ConfigFile) -> None:
             assert await one.receive() == SubAck(1, (ReasonCode.NOT_AUTHORIZED, 0))
 
 
-@pytest.mark.xfail(reason="a link keeps the permissions it found at its CONNECT")
 @pytest.mark.parametrize("before", ["", '[[acl]]\ntopic = "#"\n'], ids=["no rules", "other rules"])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_new_rules_hold_for_whoever_is_connected(file: ConfigFile, before: str, qos: int) -> None:

@@ -120,7 +120,6 @@ async def test_no_tls_is_closed_and_not_worth_a_traceback(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.xfail(reason="the handshake has the event loop's 60 s, whatever limits.connect_timeout_s says")
 async def test_a_handshake_that_does_not_come_is_not_waited_for(certificates: Certificates) -> None:
     """The time to CONNECT covers the handshake: a silent socket costs as much on this listener."""
     async with (

@@ -48,6 +48,9 @@ class Reception(Protocol):
 
     def make_link(self, port: Port, peer: Peer, now: float) -> ServedLink: ...
 
+    def hold_parts(self, size: int) -> bool:
+        """Count bytes kept of what is not whole yet (negative: given back); False: there is no room."""
+
 
 class Connection(asyncio.Protocol):
     """A stream socket whose bytes are the protocol's bytes: TCP, TLS, Unix."""

@@ -195,13 +195,20 @@ class Server:
             now=now,
         )
 
+    def hold_parts(self, size: int) -> bool:
+        self.broker.partial_bytes += size
+        return self.broker.has_room_for_parts()
+
     # -- time ------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         self.loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        self.broker.tick(self.loop.time())
+        try:
+            self.broker.tick(self.loop.time())
+        except Exception:
+            log.exception("a tick failed")
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
@@ -209,16 +216,24 @@ class Server:
         self._timer = self.loop.call_at(when, self._run_timers)
 
     def _run_timers(self) -> None:
-        self.broker.run_timers(self.loop.time())
-        deadline = self.broker.timers.deadline()
-        if deadline is not None:
-            self._arm(deadline)
+        try:
+            self.broker.run_timers(self.loop.time())
+        except Exception:
+            log.exception("a timer failed")
+        finally:
+            deadline = self.broker.timers.deadline()
+            if deadline is not None:
+                self._arm(deadline)
 
     def _keep_house(self) -> None:
         now = self.loop.time()
-        self.broker.housekeep(now)
-        self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)
-        self._housekeeper = self.loop.call_later(HOUSEKEEPING_S, self._keep_house)
+        try:
+            self.broker.housekeep(now)
+            self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)
+        except Exception:
+            log.exception("housekeeping failed")
+        finally:
+            self._housekeeper = self.loop.call_later(HOUSEKEEPING_S, self._keep_house)
 
     # -- listeners -------------------------------------------------------------------------------
 
@@ -226,7 +241,7 @@ class Server:
         factory: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731 (replaced below)
         if listener.is_websocket:
             factory = lambda: WebSocketConnection(  # noqa: E731
-                self, listener.path, self.config.limits.packet_size_bytes + 1024
+                self, listener.path, self.config.limits.packet_size_bytes
             )
         context = server_context(listener) if listener.is_encrypted else None
         try:

@@ -18,28 +18,42 @@ from polybus.broker.links import Port
 from polybus.net.connection import Connection, Reception, StreamPort
 
 SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
+LEAST_MESSAGE_LIMIT: Final = 1024 * 1024
+"""A message may hold many packets, so even where packets are small it may be of this size."""
+SMALL_PART_BYTES: Final = 16 * 1024
+"""Begun frames of up to this size are waited for even when memory is short."""
 
 
 class WebSocketConnection(Connection):
-    __slots__ = ("_is_blocked", "_path", "_websocket")
+    __slots__ = ("_held_bytes", "_is_blocked", "_path", "_takes_frames", "_websocket")
 
-    def __init__(self, reception: Reception, path: str, max_size: int) -> None:
+    def __init__(self, reception: Reception, path: str, packet_size_bytes: int) -> None:
         super().__init__(reception)
         self._path = path
         self._is_blocked = False
+        self._takes_frames = False
+        """The handshake was good, and no text came since."""
+        self._held_bytes = 0
+        """What was read of a request or a frame that is not whole yet."""
         # No compression: payloads are small or already packed, and it costs memory per connection.
-        self._websocket = ServerProtocol(subprotocols=SUBPROTOCOLS, max_size=max_size)
+        self._websocket = ServerProtocol(
+            subprotocols=SUBPROTOCOLS, max_size=max(packet_size_bytes + 1024, LEAST_MESSAGE_LIMIT)
+        )
 
     def port(self, transport: asyncio.Transport) -> Port:
         return WebSocketPort(transport, self._reception.loop, self._websocket)
 
     def data_received(self, data: bytes) -> None:
-        self._websocket.receive_data(data)
-        for event in self._websocket.events_received():
+        websocket = self._websocket
+        websocket.receive_data(data)
+        for event in websocket.events_received():
             if isinstance(event, Request):
                 self._answer_handshake(event)
             elif isinstance(event, Frame):
                 self._take_frame(event)
+        is_in_handshake = websocket.state is State.CONNECTING and not websocket.eof_sent
+        if not self._hold(self._held_bytes + len(data) if is_in_handshake else len(websocket.reader.buffer)):
+            websocket.fail(CloseCode.TRY_AGAIN_LATER, "no memory for so large a message now")
         self._send_pending()
 
     def eof_received(self) -> None:
@@ -47,18 +61,35 @@ class WebSocketConnection(Connection):
         self._send_pending()
         self.close()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hold(0)
+        super().connection_lost(exc)
+
+    def _hold(self, size: int) -> bool:
+        """Count what the parser keeps. False: there is no room for it."""
+        more, self._held_bytes = size - self._held_bytes, size
+        if not more:
+            return True
+        return self._reception.hold_parts(more) or size <= SMALL_PART_BYTES
+
     def _answer_handshake(self, request: Request) -> None:
         websocket = self._websocket
         if request.path.partition("?")[0] != self._path:
             text = f"MQTT is served at {self._path}\n"
-            websocket.send_response(websocket.reject(http.HTTPStatus.NOT_FOUND, text))
+            response = websocket.reject(http.HTTPStatus.NOT_FOUND, text)
         else:
-            websocket.send_response(websocket.accept(request))
+            response = websocket.accept(request)
+        self._takes_frames = response.status_code == http.HTTPStatus.SWITCHING_PROTOCOLS
+        websocket.send_response(response)
 
     def _take_frame(self, frame: Frame) -> None:
+        """Also those that came just before the peer's Close: they were sent, so they count."""
+        if not self._takes_frames:
+            return
         if frame.opcode is Opcode.TEXT:
+            self._takes_frames = False  # nor what continues it
             self._websocket.fail(CloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames [MQTT-6.0.0-1]")
-        elif frame.opcode in (Opcode.BINARY, Opcode.CONT) and self._websocket.state is State.OPEN:
+        elif frame.opcode in (Opcode.BINARY, Opcode.CONT):
             super().data_received(bytes(frame.data))
 
     def _send_pending(self) -> None:
@@ -108,7 +139,10 @@ class WebSocketPort(StreamPort):
             self._write_frame(piece)
 
     def close(self) -> None:
+        if self._transport.is_closing():
+            return
         if self._websocket.state is State.OPEN:
             self._websocket.send_close(CloseCode.NORMAL_CLOSURE)
-            self._raw_write(b"".join(self._websocket.data_to_send()))
+        if pending := b"".join(self._websocket.data_to_send()):  # the answer to the peer's Close, too
+            self._raw_write(pending)
         super().close()
