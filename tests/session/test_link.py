@@ -643,7 +643,7 @@ def test_nothing_of_a_connection_stays_with_the_broker() -> None:
     assert not broker.timers._targets
     assert not broker.awaiting
     assert not broker.dispatcher.dirty
-    assert not broker.dispatcher.replaying
+    assert not broker.dispatcher.unfinished
 
 
 def test_a_commit_that_is_done_after_the_connection_ended() -> None:

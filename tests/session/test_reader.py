@@ -319,7 +319,7 @@ def test_topics_count_each_message_once() -> None:
     publisher = world.connect("p", V311)
     for _ in range(2):  # the second time every id is known already
         publisher.send(*(Publish("t", b"", 2, packet_id=n) for n in range(1, 21)))
-    assert world.broker.routes[b"t"].messages == 20
+    assert world.broker.subscriptions.routes[b"t"].messages == 20
 
 
 def test_only_what_was_sent_counts_as_sent() -> None:

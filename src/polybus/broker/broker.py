@@ -57,7 +57,6 @@ class Broker:
         self.subscriptions = Subscriptions(self.limits, shared_strategy, choose)
         self.dispatcher = Dispatcher(self.limits, self.stats, drop_oldest=drop_oldest, queue_qos0=queue_qos0)
         self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
-        self.routes = self.subscriptions.routes
         self.now = 0.0
         self._journal = journal or MemoryJournal()
         self._wake = wake
@@ -98,24 +97,28 @@ class Broker:
         self._pending_bytes = 0
         self.now = self.dispatcher.now = self._ticked_at = now
         self.stats.ticks += 1
-        self.drain()
-        if self.awaiting:
-            self._commit()
-        if self.dispatcher.replaying:
-            self.dispatcher.pump_replays()
-        self._check_budget()
+        try:
+            self.drain()
+            if self.awaiting:
+                self._commit()
+            if self.dispatcher.unfinished:
+                self.dispatcher.go_on()
+            self._check_budget()
+            self._flush()
+        finally:
+            self._is_ticking = False
+        if self.dispatcher.unfinished:
+            self.stir()
+
+    def _flush(self) -> None:
         dirty = self.dispatcher.dirty
         if dirty:
             self.dispatcher.dirty = []
             for link in dirty:
                 link.flush()
-        self._is_ticking = False
-        if self.dispatcher.replaying:
-            self.stir()
 
     def drain(self) -> None:
         """Route everything in the lanes. What is published meanwhile (wills) is routed too."""
-        dispatcher = self.dispatcher
         while self._priority or self._regular or self.registry.due_wills:
             self._collect_wills()
             if self._priority:
@@ -123,15 +126,23 @@ class Broker:
             else:
                 lane, self._regular = self._regular, []
             for plan, item in lane:
-                if isinstance(item, Run):
-                    if item.qos:
-                        dispatcher.deliver_tracked_run(plan, item)
-                    else:
-                        dispatcher.deliver_run(plan, item)
-                else:
-                    if item.retain and not self.retained.store(item):
-                        self.stats.dropped_retained += 1
-                    dispatcher.deliver(plan, item)
+                try:
+                    self._deliver(plan, item)
+                except Exception:  # our own fault: it must not cost the messages behind it
+                    log.exception("internal error, a message is lost")
+
+    def _deliver(self, plan: Plan, item: Message | Run) -> None:
+        if isinstance(item, Run):
+            if item.qos:
+                self.dispatcher.deliver_tracked_run(plan, item)
+            else:
+                self.dispatcher.deliver_run(plan, item)
+            return
+        if item.retain and not self.retained.store(item):
+            if not self.stats.dropped_retained:
+                log.warning("limit of retained messages reached", extra={"fields": {"topic": item.topic}})
+            self.stats.dropped_retained += 1
+        self.dispatcher.deliver(plan, item)
 
     def _collect_wills(self) -> None:
         if self.registry.due_wills:
@@ -159,6 +170,9 @@ class Broker:
     def _check_budget(self) -> None:
         excess = self.memory_bytes() - self.limits.memory_bytes
         if excess > 0:
+            if not self.dispatcher.over_budget:
+                fields = {"budget_bytes": self.limits.memory_bytes}
+                log.warning("memory budget is spent, messages are dropped", extra={"fields": fields})
             self.dispatcher.over_budget = True
             self.dispatcher.relieve(excess + self.limits.memory_bytes // 20)
         elif self.dispatcher.over_budget:
@@ -166,10 +180,12 @@ class Broker:
             self.dispatcher.recover()
 
     def memory_bytes(self) -> int:
-        """What the budget counts: queued, retained, unsent, unacknowledged and half-read bytes."""
+        """What the budget counts: what is queued, unsent, unacknowledged, half read, retained or
+        subscribed to, and wills."""
         dispatcher = self.dispatcher
-        waiting = dispatcher.queued_bytes + dispatcher.backlog_bytes + dispatcher.inflight_bytes
-        return waiting + self.retained.size_bytes + self.partial_bytes
+        under_way = dispatcher.queued_bytes + dispatcher.backlog_bytes + dispatcher.inflight_bytes
+        kept = self.retained.size_bytes + self.subscriptions.size_bytes + self.registry.wills_bytes
+        return under_way + kept + self.partial_bytes
 
     def has_room_for_parts(self) -> bool:
         """Packets that are not whole yet may take half of the budget."""
@@ -224,7 +240,7 @@ class Broker:
         route.messages += 1
         plan = route.plan or self.subscriptions.plan(route)
         (self._priority if message.priority else self._regular).append((plan, message))
-        self._grow(len(message.payload))
+        self._grow(message.size_bytes())
 
     def publish_run(self, plan: Plan, run: Run) -> None:
         self.stats.messages_received += run.count

@@ -23,8 +23,11 @@ from polybus.broker.subscriptions import Cohort, Plan
 
 log = logging.getLogger("polybus.broker")
 
-REPLAY_STEP: Final = 500
-"""Retained messages looked at for one session in one tick."""
+REPLAY_STEPS: Final = 500
+"""Retained messages looked at in one tick, for all sessions together."""
+SESSIONS_A_STEP: Final = 40
+STEP_BYTES: Final = 256 * 1024
+"""What a session is sent in one go, so that its transport can say when it is full."""
 
 PIECE_COST: Final = 56
 """What a piece in an outbox costs beside its bytes: an acknowledgement has four, and 40 around them."""
@@ -41,7 +44,8 @@ class Dispatcher:
         self.now = 0.0
         self.dirty: list[Link] = []
         self.queued_sessions: set[Session] = set()
-        self.replaying: set[Session] = set()
+        self.unfinished: dict[Session, None] = {}
+        """Sessions that have more to send, in the order in which they get their turn."""
         self.queued_bytes = 0
         self.backlog_bytes = 0
         """Bytes in the outboxes of blocked links."""
@@ -343,7 +347,11 @@ class Dispatcher:
             return
         if session.resend is not None:
             self._pump_resend(session, link, session.resend)
+        stop_at = session.inflight_bytes + STEP_BYTES
         while session.queue is not None and self._may_send(session, link):
+            if session.inflight_bytes > stop_at:
+                self.unfinished[session] = None  # the transport first
+                return
             queue = session.queue
             item = queue.first()
             if isinstance(item, Run):
@@ -488,7 +496,7 @@ class Dispatcher:
         if session.queue is not None:
             self.pump(session)
         if session.replays is not None:
-            self.replaying.add(session)
+            self.unfinished[session] = None
 
     def receive(self, session: Session, packet_id: int) -> bool:
         """PUBREC: the client has received a QoS 2 message; its release is what is left."""
@@ -532,7 +540,7 @@ class Dispatcher:
         if session.queue is not None or session.resend is not None:
             self.pump(session)
         if session.replays is not None:
-            self.replaying.add(session)
+            self.unfinished[session] = None
 
     # -- links come, stall and go ---------------------------------------------------------------
 
@@ -544,7 +552,7 @@ class Dispatcher:
         session.window = min(window, self.limits.inflight_per_session)
         session.resend = deque(session.inflight) if session.inflight else None
         if session.replays is not None:
-            self.replaying.add(session)
+            self.unfinished[session] = None
 
     def detach(self, session: Session) -> None:
         link = session.link
@@ -555,7 +563,7 @@ class Dispatcher:
         session.link = None
         session.resend = None
         session.outstanding = 0
-        self.replaying.discard(session)
+        self.unfinished.pop(session, None)
         self.forget(link)
         self._hand_over(session, ended=False)
 
@@ -628,7 +636,7 @@ class Dispatcher:
         if session is not None and session.link is link:
             self.pump(session)
             if session.replays is not None:
-                self.replaying.add(session)
+                self.unfinished[session] = None
 
     # -- retained messages to new subscriptions --------------------------------------------------
 
@@ -637,33 +645,47 @@ class Dispatcher:
         if session.replays is None:
             session.replays = {}
         session.replays[topic_filter] = replay
-        self.replaying.add(session)
+        self.unfinished[session] = None
 
     def stop_replay(self, session: Session, topic_filter: str) -> None:
         if session.replays is not None:
             session.replays.pop(topic_filter, None)
 
-    def pump_replays(self) -> None:
-        """One step for each session that is being sent retained messages."""
-        for session in list(self.replaying):
-            if session.link is None or not session.replays:
+    def go_on(self) -> None:
+        """A step for sessions that have more to send: what waits, then retained messages."""
+        sessions = list(self.unfinished)[:SESSIONS_A_STEP]
+        steps = max(REPLAY_STEPS // SESSIONS_A_STEP, REPLAY_STEPS // len(sessions))
+        for session in sessions:
+            del self.unfinished[session]  # to the end of the line, if it goes on
+            self.pump(session)
+            link = session.link
+            if link is None or session.queue is not None or session.replays is None:
+                continue
+            if not session.replays:
                 session.replays = None
-                self.replaying.discard(session)
-            else:
-                self._replay_step(session, session.link, session.replays)
+            elif self._replay_step(session, link, session.replays, steps):
+                self.unfinished[session] = None
 
-    def _replay_step(self, session: Session, link: Link, replays: dict[str, Iterator[Delivery | None]]) -> None:
+    def _replay_step(
+        self, session: Session, link: Link, replays: dict[str, Iterator[Delivery | None]], steps: int
+    ) -> bool:
+        """True: there is more to do at the next turn. Else it goes on when the link or the window is
+        free again."""
         topic_filter, replay = next(iter(replays.items()))
-        for _ in range(REPLAY_STEP):
+        sent_bytes = 0
+        for _ in range(steps):
             if session.queue is not None or not self._may_send(session, link):
-                self.replaying.discard(session)  # goes on when the link or the window is free again
-                return
+                return False
             delivery = next(replay, _EXHAUSTED)
             if delivery is _EXHAUSTED:
                 del replays[topic_filter]
-                return
+                return True
             if isinstance(delivery, Delivery) and not self._has_expired(delivery):
                 self._transmit(session, link, delivery)
+                sent_bytes += delivery.size_bytes()
+                if sent_bytes > STEP_BYTES:
+                    return True
+        return True
 
     def _has_expired(self, delivery: Delivery) -> bool:
         expires_at = delivery.message.expires_at
@@ -697,8 +719,7 @@ class Dispatcher:
 
     def recover(self) -> None:
         """The budget is no longer spent: whoever waited only for that goes on."""
-        for session in list(self.queued_sessions):
-            self.pump(session)
+        self.unfinished.update(dict.fromkeys(self.queued_sessions))
 
     def _drop_unsent(self, link: Link) -> int:
         unsent, link.unsent = link.unsent, None
@@ -712,11 +733,13 @@ class Dispatcher:
         return size
 
     def _give_up(self, session: Session, queue: Queue) -> int:
-        size = self._drop_oldest(queue)
+        item = queue.drop_item()
+        size = item.size_bytes()
+        self.queued_bytes -= size
         if not queue.messages:
             self._forget_queue(session)
-        session.dropped += 1
-        self.stats.dropped_memory += 1
+        session.dropped += item.count
+        self.stats.dropped_memory += item.count
         return size
 
     def _forget_queue(self, session: Session) -> None:

@@ -19,7 +19,6 @@ class EndCause(Enum):
     TAKEN_OVER = auto()
     SHUTTING_DOWN = auto()
     KEEP_ALIVE_TIMEOUT = auto()
-    ADMINISTRATIVE = auto()
 
 
 class Encoding(Protocol):

@@ -13,6 +13,10 @@ OVERHEAD_BYTES: Final = 256
 """What keeping a message costs beside its topic and payload, for the memory budget."""
 
 
+PAIR_BYTES: Final = 160
+"""What a user property costs beside its characters."""
+
+
 class MessageProperties(msgspec.Struct, frozen=True, gc=False):
     """What a publisher says about a payload, in no protocol's words."""
 
@@ -21,6 +25,11 @@ class MessageProperties(msgspec.Struct, frozen=True, gc=False):
     response_topic: str | None = None
     correlation_data: bytes | None = None
     user_properties: tuple[tuple[str, str], ...] = ()
+
+    def size_bytes(self) -> int:
+        texts = (self.content_type, self.response_topic, self.correlation_data)
+        size = sum(len(text) for text in texts if text is not None)
+        return size + sum(len(name) + len(value) + PAIR_BYTES for name, value in self.user_properties)
 
 
 NO_MESSAGE_PROPERTIES: Final = MessageProperties()
@@ -39,7 +48,8 @@ class Message(msgspec.Struct, gc=False):
     """Client id of the publisher; empty: the broker itself."""
 
     def size_bytes(self) -> int:
-        return len(self.payload) + len(self.topic) + OVERHEAD_BYTES
+        size = len(self.payload) + len(self.topic) + OVERHEAD_BYTES
+        return size if self.properties is NO_MESSAGE_PROPERTIES else size + self.properties.size_bytes()
 
 
 class Run(msgspec.Struct, gc=False):

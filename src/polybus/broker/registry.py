@@ -28,6 +28,7 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.connected = 0
         self.due_wills: list[Message] = []
+        self.wills_bytes = 0
         self.limits = limits
         self._stats = stats
         self._timers = timers
@@ -61,7 +62,7 @@ class Registry:
             session = self.sessions[client_id] = Session(client_id)
         self._cancel_timer(session)
         session.will_at = session.ends_at = None
-        session.will = will
+        self._set_will(session, will)
         session.expiry_s = expiry_s
         self.connected += 1
         self._dispatcher.attach(session, link, window)
@@ -74,7 +75,7 @@ class Registry:
             return
         self.connected -= 1
         if not publish_will:
-            session.will = None  # [MQTT-3.14.4-3]
+            self._set_will(session, None)  # [MQTT-3.14.4-3]
         self._dispatcher.detach(session)
         if session.expiry_s <= 0:
             self.end(session, now)
@@ -114,11 +115,18 @@ class Registry:
             self._schedule(session)
 
     def _publish_will(self, session: Session, now: float) -> None:
-        will, session.will = session.will, None
+        will = session.will
+        self._set_will(session, None)
         if will is not None:
             if will.expiry_s is not None:
                 will.message.expires_at = now + will.expiry_s
             self.due_wills.append(will.message)
+
+    def _set_will(self, session: Session, will: Will | None) -> None:
+        for sign, each in ((-1, session.will), (1, will)):
+            if each is not None:
+                self.wills_bytes += sign * each.message.size_bytes()
+        session.will = will
 
     def _schedule(self, session: Session) -> None:
         times = [t for t in (session.will_at, session.ends_at) if t is not None and t != float("inf")]

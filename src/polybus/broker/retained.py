@@ -36,7 +36,9 @@ class Retained:
         old = self._tree.get(message.topic)
         if old is None and self.count >= self.limits.retained_messages:
             return False
-        if self.size_bytes + size - (old.size_bytes() if old else 0) > self.limits.retained_bytes:
+        # At most half of the budget, so that messages under way have the rest.
+        limit = min(self.limits.retained_bytes, self.limits.memory_bytes // 2)
+        if self.size_bytes + size - (old.size_bytes() if old else 0) > limit:
             return False
         self._tree.put(message.topic, message)
         self.size_bytes += size - (old.size_bytes() if old else 0)

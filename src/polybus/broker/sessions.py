@@ -64,6 +64,10 @@ class Queue:
             self.break_up(lane[0])
         return self._taken(lane.popleft())
 
+    def drop_item(self) -> Delivery | Run:
+        """As `drop_oldest`, but a whole run."""
+        return self._taken((self.regular or self.priority).popleft())
+
     def break_up(self, run: Run) -> None:
         """Replace the run in front by its messages."""
         self._taken(self.regular.popleft())

@@ -20,6 +20,13 @@ from polybus.broker.tree import TopicTree
 MAX_ROUTES: Final = 100_000
 """Cached topic names. Past it the oldest tenth makes room."""
 
+MAX_ROUTES_BYTES: Final = 32 * 1024 * 1024
+"""Characters of cached topic names, likewise."""
+MAX_WALK: Final = 2_000
+"""Cached names looked at for a changed subscription; past it the whole cache is made anew."""
+RESERVED: Final = "$SYS/"
+SUBSCRIPTION_BYTES: Final = 600
+"""What a subscription costs beside its characters, which are kept about four times."""
 MAX_SHARED_AUDIENCE: Final = 16
 """Subscribers up to which plans are compared: with more, routing is the smaller part anyway."""
 
@@ -56,13 +63,14 @@ class Plan(msgspec.Struct, weakref=True):
 class Route:
     """A topic name in use."""
 
-    __slots__ = ("bytes", "messages", "plan", "topic")
+    __slots__ = ("is_reserved", "messages", "plan", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.plan: Plan | None = None
         self.messages = 0
-        self.bytes = 0
+        self.is_reserved = topic.startswith(RESERVED)
+        """Only the broker itself publishes here."""
 
 
 class Subscribers(msgspec.Struct):
@@ -82,7 +90,9 @@ class Subscriptions:
         self._filters: TopicTree[Subscribers] = TopicTree()
         self._names: TopicTree[Route] = TopicTree()
         self.routes: dict[bytes, Route] = {}
+        self._routes_bytes = 0
         self.count = 0
+        self.size_bytes = 0
         # Keyed by identity: a plan that lives keeps its sessions alive, so their ids stay theirs.
         self._audiences: WeakValueDictionary[tuple[tuple[int, ...], ...], Plan] = WeakValueDictionary()
 
@@ -93,16 +103,22 @@ class Subscriptions:
         """
         topic = name.decode()
         check_topic_name(topic, self.limits.topic_levels, self.limits.topic_bytes)
-        if len(self.routes) >= MAX_ROUTES:
-            for old in list(self.routes)[: MAX_ROUTES // 10]:
-                self._names.remove(self.routes.pop(old).topic)
-        route = self.routes[name] = Route(topic)
-        self._names.put(topic, route)
-        return route
+        return self._add_route(name, topic)
 
     def route_of(self, topic: str) -> Route:
+        """The route of a topic that was checked before, or is the broker's own."""
         name = topic.encode()
-        return self.routes.get(name) or self.route(name)
+        return self.routes.get(name) or self._add_route(name, topic)
+
+    def _add_route(self, name: bytes, topic: str) -> Route:
+        if len(self.routes) >= MAX_ROUTES or self._routes_bytes + len(name) > MAX_ROUTES_BYTES:
+            for old in list(self.routes)[: 1 + len(self.routes) // 10]:
+                self._names.remove(self.routes.pop(old).topic)
+                self._routes_bytes -= len(old)
+        route = self.routes[name] = Route(topic)
+        self._routes_bytes += len(name)
+        self._names.put(topic, route)
+        return route
 
     def plan(self, route: Route) -> Plan:
         plan = route.plan
@@ -135,7 +151,9 @@ class Subscriptions:
             group.join(session, subscription)
         is_new = topic_filter not in session.subscriptions
         session.subscriptions[topic_filter] = subscription
-        self.count += is_new
+        if is_new:
+            self.count += 1
+            self.size_bytes += SUBSCRIPTION_BYTES + 4 * len(topic_filter)
         self._forget_plans(subscription.path)
         return is_new
 
@@ -157,6 +175,7 @@ class Subscriptions:
         if not subscribers.members and not subscribers.groups:
             self._filters.remove(subscription.path)
         self.count -= 1
+        self.size_bytes -= SUBSCRIPTION_BYTES + 4 * len(topic_filter)
         self._forget_plans(subscription.path)
         return True
 
@@ -166,9 +185,18 @@ class Subscriptions:
             if route is not None:
                 route.plan = None
             return
-        for found in self._names.match_filter(path):
+        for steps, found in enumerate(self._names.match_filter(path)):
             if found is not None:
                 found.plan = None
+            if steps > MAX_WALK:
+                self._forget_routes()
+                return
+
+    def _forget_routes(self) -> None:
+        """Begin the cache anew: a filter that matches thousands of names must not cost a walk."""
+        self.routes = {}
+        self._names = TopicTree()
+        self._routes_bytes = 0
 
 
 def _make_plan(matches: list[Subscribers]) -> Plan:

@@ -61,7 +61,6 @@ END_REASONS: Final = {
     EndCause.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
     EndCause.SHUTTING_DOWN: ReasonCode.SERVER_SHUTTING_DOWN,
     EndCause.KEEP_ALIVE_TIMEOUT: ReasonCode.KEEP_ALIVE_TIMEOUT,
-    EndCause.ADMINISTRATIVE: ReasonCode.ADMINISTRATIVE_ACTION,
 }
 
 AUTHENTICATION_S: Final = 60.0
@@ -230,7 +229,8 @@ class MqttLink(MqttReader):
         assert connect is not None
         self._check_room()  # others may have come while this one was being checked
         self._connect = None  # it may hold a password
-        agreement = agree(connect, self.client_id, broker.limits, self._options)
+        self.agreed = broker.limits
+        agreement = agree(connect, self.client_id, self.agreed, self._options)
         self.user = verdict.user
         self.access_changed()
         will = agreement.will
@@ -334,6 +334,7 @@ class MqttLink(MqttReader):
                 ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers", "MQTT-3.3.4-6"
             )
         self.messages_in += 1
+        self.spend(1)
         route = self._route_of(packet)
         if packet.qos == 2 and session.received is not None and packet.packet_id in session.received:
             self._acknowledge(PubRec(packet.packet_id))  # [MQTT-4.3.3-10] again, but not published again
@@ -362,13 +363,12 @@ class MqttLink(MqttReader):
                 session.received = set()
             session.received.add(packet.packet_id)
             self._acknowledge(PubRec(packet.packet_id))
-        self.spend(1)
 
     def _check_quota(self, session: Session) -> None:
         if self.version != V5:
             return
         received = len(session.received) if session.received is not None else 0
-        if self.unacknowledged + received >= self.broker.limits.receive_maximum:
+        if self.unacknowledged + received >= self.agreed.receive_maximum:
             raise PeerError(
                 ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more unacknowledged publishes than allowed",
                 "MQTT-3.3.4-7",
@@ -378,7 +378,7 @@ class MqttLink(MqttReader):
         alias = packet.properties.topic_alias
         if alias is None:
             return self._route(packet.topic)
-        if alias > self.broker.limits.topic_alias_maximum:
+        if alias > self.agreed.topic_alias_maximum:
             raise PeerError(ReasonCode.TOPIC_ALIAS_INVALID, "topic alias too high", "MQTT-3.3.2-9")
         if self._aliases is None:
             self._aliases = {}
@@ -392,8 +392,10 @@ class MqttLink(MqttReader):
         return self.broker.subscriptions.route_of(known.topic)
 
     def _route(self, topic: str) -> Route:
+        name = topic.encode()
+        subscriptions = self.broker.subscriptions
         try:
-            return self.broker.subscriptions.route_of(topic)
+            return subscriptions.routes.get(name) or subscriptions.route(name)
         except InvalidTopic as error:
             raise PeerError(ReasonCode.TOPIC_NAME_INVALID, str(error), "MQTT-3.3.2-2") from error
 
@@ -401,6 +403,7 @@ class MqttLink(MqttReader):
         """5.0 says why; 3.1.1 has no way to, and acknowledges what it throws away [MQTT-3.3.5-2]."""
         code = reason if self.version == V5 else ReasonCode.SUCCESS
         if packet.qos == 1:
+            self.unacknowledged += 1
             self._acknowledge(PubAck(packet.packet_id, code))
         elif packet.qos == 2:
             self._acknowledge(PubRec(packet.packet_id, code))
@@ -447,7 +450,10 @@ class MqttLink(MqttReader):
             log.warning("subscribe not authorized", extra={"fields": fields})
             return ReasonCode.NOT_AUTHORIZED
         is_new = topic_filter not in session.subscriptions
-        if is_new and len(session.subscriptions) >= broker.limits.subscriptions_per_session:
+        if is_new and (
+            len(session.subscriptions) >= broker.limits.subscriptions_per_session
+            or broker.dispatcher.over_budget
+        ):
             return ReasonCode.QUOTA_EXCEEDED
         subscription = Subscription(
             path, group, request.qos, request.no_local, request.retain_as_published, identifier
@@ -532,19 +538,16 @@ class MqttLink(MqttReader):
                     ReasonCode.PROTOCOL_ERROR, "a session expiry of 0 cannot be changed", "MQTT-3.14.2-2"
                 )
             session.expiry_s = float(min(wanted_s, self.broker.limits.session_expiry_s))
-        log.info("client disconnected", extra={"fields": {"client_id": self.client_id}})
-        self._close("disconnected", publish_will=packet.reason_code != ReasonCode.SUCCESS)
+        self._close("said goodbye", publish_will=packet.reason_code != ReasonCode.SUCCESS)
 
     def end(self, cause: EndCause, text: str = "") -> None:
         if self.state == State.CLOSED:
             return
         reason = END_REASONS[cause]
-        fields = {"client_id": self.client_id, "reason": reason.name.lower()}
-        log.info("connection ended by the broker", extra={"fields": fields})
         if self.state == State.CONNECTED and self.version == V5:
             reference = self._options.server_reference if cause is EndCause.SHUTTING_DOWN else ""
             self._last_word(Disconnect(reason, Properties(server_reference=reference or None)))
-        self._close(reason.name, publish_will=True)
+        self._close(reason.name.lower().replace("_", " "), publish_will=True)
 
     def fail(self, error: PeerError) -> None:
         if self.state == State.CLOSED:
@@ -593,6 +596,9 @@ class MqttLink(MqttReader):
     def _close(self, why: str, *, publish_will: bool) -> None:
         if self.state == State.CLOSED:
             return
+        if self.state == State.CONNECTED:
+            fields = {"client_id": self.client_id, "reason": why}
+            log.info("client disconnected", extra={"fields": fields})
         self.state = State.CLOSED
         self.stop_reading()  # [MQTT-3.1.4-6] nothing that came behind is looked at
         self._connect = None

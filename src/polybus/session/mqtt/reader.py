@@ -18,7 +18,7 @@ from typing import Final
 from polybus.broker.broker import Broker
 from polybus.broker.links import Link, Port
 from polybus.broker.message import Run
-from polybus.broker.subscriptions import Plan, Route
+from polybus.broker.subscriptions import RESERVED, Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
@@ -45,6 +45,11 @@ TRACKED_RUN_BYTES: Final = 8192
 packet travels by itself, and its subscribers share its payload."""
 SMALL_READ_BYTES: Final = 32 * 1024
 """Up to this much is rather copied than handled apart from what came before."""
+SUBSCRIBE: Final = 0x82
+UNSUBSCRIBE: Final = 0xA2
+FILTER_PACKETS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})
+MAX_FILTERS_BYTES: Final = 128 * 1024
+"""Of a SUBSCRIBE or UNSUBSCRIBE: every filter in it costs many times what its bytes do."""
 PACKETS_A_TURN: Final = 256
 """Packets handled one by one before other connections get their turn."""
 MAX_CACHED_PERMISSIONS: Final = 1024
@@ -74,6 +79,7 @@ class MqttReader(Link):
         "_rate_timer",
         "_tokens",
         "_tokens_at",
+        "agreed",
         "broker",
         "client_id",
         "is_greeted",
@@ -96,6 +102,8 @@ class MqttReader(Link):
         self.last_seen = now
         self.unacknowledged = 0
         """QoS 1 publishes whose PUBACK waits for the commit."""
+        self.agreed = broker.limits
+        """The limits this client was told; those that concern it alone do not change under it."""
         self.is_greeted = False
         """A CONNECT of a known version has come, right or wrong."""
         self.is_reading = True
@@ -126,7 +134,9 @@ class MqttReader(Link):
         self.last_seen = now
         self.bytes_in += len(data)
         broker.stats.bytes_received += len(data)
-        if self._parts is None:
+        if self._parts is None and self.is_paused():
+            self._keep(data)
+        elif self._parts is None:
             if self.state == State.NEW and data and data[0] != CONNECT:  # whatever it is, it is not MQTT
                 self.fail(not_a_connect())
                 return
@@ -138,14 +148,14 @@ class MqttReader(Link):
     def _complete(self, parts: bytearray, data: bytes) -> None:
         """Put the packet together that began in earlier reads, and go on behind it."""
         missing = self._parts_needed - len(parts)
-        if len(data) < missing:
+        if len(data) < missing or self.is_paused():
             parts += data
             self.broker.partial_bytes += len(data)
             if len(parts) > SMALL_READ_BYTES and not self.broker.has_room_for_parts():
                 self.fail(PeerError(ReasonCode.QUOTA_EXCEEDED, "no memory for so large a packet now"))
             return
         self._let_go_of_parts()
-        if missing <= 0 or len(data) - missing < SMALL_READ_BYTES or self.is_paused():
+        if missing <= 0 or len(data) - missing < SMALL_READ_BYTES:
             self._consume(b"".join((parts, data)), 0)
             return
         # Only the packet that was cut is copied, not everything behind it.
@@ -185,8 +195,9 @@ class MqttReader(Link):
 
     def _handle_packets(self, data: bytes, pos: int) -> int:
         end = len(data)
-        max_size = self.broker.limits.packet_size_bytes
-        one_by_one_until = 0
+        max_size = self.agreed.packet_size_bytes
+        # A client with a publish rate is counted message by message.
+        one_by_one_until = end if self.broker.limits.publish_rate_per_client else 0
         turn = PACKETS_A_TURN
         while end - pos >= 2 and self.is_reading:
             first_byte = data[pos]
@@ -214,14 +225,16 @@ class MqttReader(Link):
                         pos = taken
                         continue
                     one_by_one_until = -taken
+            if stop - start > MAX_FILTERS_BYTES and first_byte in FILTER_PACKETS:
+                raise PeerError(ReasonCode.PACKET_TOO_LARGE, "too many topic filters in one packet")
             body = data[start:stop]
             if self.state == State.NEW and first_byte == CONNECT:
                 self.version, _ = connect_version(body)  # so that even a bad CONNECT gets its answer
                 self.is_greeted = True
             self.handle(decode(first_byte, body, self.version))
             pos = stop
-            turn -= 1
-            if not turn:
+            turn -= 1 if first_byte not in FILTER_PACKETS else 1 + (stop - start >> 4)
+            if turn <= 0:
                 self.pause(Pause.TURN)
                 self.broker.wait_turn(self)
         return pos
@@ -238,8 +251,8 @@ class MqttReader(Link):
         has_properties = self.version == V5
         if is_tracked:
             end = min(end, pos + TRACKED_RUN_BYTES)
-        max_size = broker.limits.packet_size_bytes
-        routes = broker.routes
+        max_size = self.agreed.packet_size_bytes
+        routes = broker.subscriptions.routes
         route: Route | None = None
         plan: Plan | None = None
         count = 0
@@ -258,7 +271,7 @@ class MqttReader(Link):
             name = data[start + 2 : topic_end]
             if route is None:
                 route = routes.get(name) or self._new_route(name)
-                if route is None:
+                if route is None or route.is_reserved:
                     return 0
                 if self.permissions is not None and not self.may_publish(route.topic):
                     return 0
@@ -266,7 +279,12 @@ class MqttReader(Link):
             else:
                 following = routes.get(name)
                 if following is not route:
-                    if following is None or following.plan is not plan or self.permissions is not None:
+                    if (
+                        following is None
+                        or following.plan is not plan
+                        or following.is_reserved
+                        or self.permissions is not None
+                    ):
                         break
                     route = following
             size = stop - pos
@@ -318,8 +336,6 @@ class MqttReader(Link):
         for route, found in counts:
             route.messages += found
         self.messages_in += count
-        if broker.limits.publish_rate_per_client:
-            self.spend(count)
         return pos
 
     def _take(self, qos: int, wire: bytes, ids_at: Sequence[int]) -> bytes | None:
@@ -330,7 +346,7 @@ class MqttReader(Link):
         received = session.received
         if self.version == V5:
             under_way = self.unacknowledged + (len(received) if received is not None else 0)
-            if under_way + count > self.broker.limits.receive_maximum:
+            if under_way + count > self.agreed.receive_maximum:
                 return None
         packet_ids: tuple[int, ...]
         reply: bytes | bytearray
@@ -409,6 +425,8 @@ class MqttReader(Link):
         self.permissions = {} if self.broker.access.authorizer is not None else None
 
     def may_publish(self, topic: str) -> bool:
+        if topic.startswith(RESERVED):
+            return False
         permissions = self.permissions
         if permissions is None:
             return True

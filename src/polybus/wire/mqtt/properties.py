@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import astuple, force_setattr
 
-from polybus.errors import UsageError
+from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt import rules
 from polybus.wire.mqtt.packets import NO_PROPERTIES, V5, PacketType, Properties, ReasonCode
 from polybus.wire.mqtt.primitives import (
@@ -138,6 +138,11 @@ PROPERTIES: Final[Mapping[int, PropertySpec]] = {
 }
 
 
+MAX_PROPERTIES_BYTES: Final = 192 * 1024
+"""Room for the longest that a message may say of itself and a thousand user properties; a packet of
+nothing but tiny ones would keep everybody waiting while it is taken apart."""
+
+
 def decode_properties(data: bytes, pos: int, end: int, where: int) -> tuple[Properties, int]:
     """The properties at `pos`, with their length before them, and the position after them.
 
@@ -152,6 +157,8 @@ def decode_properties(data: bytes, pos: int, end: int, where: int) -> tuple[Prop
     stop = pos + length
     if stop > end:
         raise rules.PACKET_CUT_SHORT.broken_by_peer(V5)
+    if length > MAX_PROPERTIES_BYTES:
+        raise PeerError(ReasonCode.PACKET_TOO_LARGE, f"more than {MAX_PROPERTIES_BYTES} bytes of properties")
     properties = Properties()
     repeated: dict[str, list[Value]] = {}
     seen = 0
