@@ -50,8 +50,10 @@ UNSUBSCRIBE: Final = 0xA2
 FILTER_PACKETS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})
 MAX_FILTERS_BYTES: Final = 128 * 1024
 """Of a SUBSCRIBE or UNSUBSCRIBE: every filter in it costs many times what its bytes do."""
-PACKETS_A_TURN: Final = 256
-"""Packets handled one by one before other connections get their turn."""
+WORK_A_TURN: Final = 4096
+"""What a connection may do before others get their turn, in units of about a microsecond or two."""
+RUN_WORK: Final = 2
+PACKET_WORK: Final = 16
 MAX_CACHED_PERMISSIONS: Final = 1024
 
 
@@ -198,7 +200,7 @@ class MqttReader(Link):
         max_size = self.agreed.packet_size_bytes
         # A client with a publish rate is counted message by message.
         one_by_one_until = end if self.broker.limits.publish_rate_per_client else 0
-        turn = PACKETS_A_TURN
+        turn = WORK_A_TURN
         while end - pos >= 2 and self.is_reading:
             first_byte = data[pos]
             size = data[pos + 1]
@@ -217,6 +219,9 @@ class MqttReader(Link):
                     taken = self._publish_run(data, pos, start, stop, end)
                     if taken > 0:
                         pos = taken
+                        turn -= RUN_WORK
+                        if turn <= 0:
+                            self._wait_turn()
                         continue
                     one_by_one_until = max(one_by_one_until, -taken)
                 elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS and pos >= one_by_one_until:
@@ -233,10 +238,9 @@ class MqttReader(Link):
                 self.is_greeted = True
             self.handle(decode(first_byte, body, self.version))
             pos = stop
-            turn -= 1 if first_byte not in FILTER_PACKETS else 1 + (stop - start >> 4)
+            turn -= PACKET_WORK if first_byte not in FILTER_PACKETS else PACKET_WORK + stop - start
             if turn <= 0:
-                self.pause(Pause.TURN)
-                self.broker.wait_turn(self)
+                self._wait_turn()
         return pos
 
     def _publish_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
@@ -455,6 +459,11 @@ class MqttReader(Link):
             self._rate_timer = self.broker.timers.schedule(now - self._tokens / rate, _RateResume(self))
 
     # -- replies --------------------------------------------------------------------------------
+
+    def _wait_turn(self) -> None:
+        if not self.is_closed():
+            self.pause(Pause.TURN)
+            self.broker.wait_turn(self)
 
     def take_turn(self, now: float) -> None:
         self.resume(Pause.TURN, now)
