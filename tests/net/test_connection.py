@@ -45,7 +45,7 @@ async def test_exchange_over_a_unix_socket() -> None:
             unix_stream(path) as one,
             unix_stream(path) as two,
         ):
-            assert server.urls == [f"unix:{path}"]
+            assert server.urls == [f"mqtt+unix://{path}"]
             assert (path.stat().st_mode & 0o777) == 0o660
             await one.greet(Connect("one", V5))
             await two.greet(Connect("two", V5))

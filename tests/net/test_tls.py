@@ -130,7 +130,6 @@ async def test_a_handshake_that_does_not_come_is_not_waited_for(certificates: Ce
             await silent.rest()
 
 
-@pytest.mark.xfail(reason="a TLS connection is counted only after its handshake")
 async def test_sockets_in_their_handshake_count(certificates: Certificates) -> None:
     """Whoever cannot be told about the limit need not be: but the sockets are held to it."""
     async with serving(listener(certificates), limits=Limits(connections=1)) as server:

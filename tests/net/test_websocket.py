@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
-from websockets.typing import Subprotocol
+from websockets.typing import Origin, Subprotocol
 
 from polybus.broker.limits import Limits
 from polybus.net import connection as connections
@@ -146,6 +146,22 @@ async def test_without_the_subprotocol_there_is_no_websocket(
                 pass
         assert refused.value.response.status_code == 400
         await eventually(lambda: not server._connections)
+
+
+async def test_pages_of_other_sites_are_kept_out() -> None:
+    chosen = Listener(kind="websocket", path="/mqtt", allowed_origins=("https://good.example",))
+    async with serving(chosen, WEBSOCKET) as server:
+        for origin in ("https://good.example", None):
+            async with browser(server, origin=origin) as peer:
+                await peer.send(PingReq())
+                assert await peer.receive() == PingResp()
+        for origin in ("https://evil.example", "https://good.example.evil.example", "null"):
+            with pytest.raises(InvalidStatus) as refused:
+                async with browser(server, origin=origin):
+                    pass
+            assert refused.value.response.status_code == 403
+            async with connect(server.urls[1], subprotocols=MQTT, origin=Origin(origin)):
+                pass
 
 
 async def test_another_path_is_not_found() -> None:

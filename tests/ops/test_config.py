@@ -84,7 +84,7 @@ class TestRight:
             ('kind = "websocket"\npath = "/bus"\nport = 80', "ws://127.0.0.1:80/bus"),
             ('kind = "tls"\ncertificate = "c"\nprivate_key = "k"', "mqtts://127.0.0.1:8883"),
             ('kind = "wss"\ncertificate = "c"\nprivate_key = "k"\nhost = "::1"', "wss://[::1]:8084/mqtt"),
-            ('kind = "unix"\npath = "/run/bus.sock"', "unix:/run/bus.sock"),
+            ('kind = "unix"\npath = "/run/bus.sock"', "mqtt+unix:///run/bus.sock"),
         ],
     )
     def test_a_listener_gets_what_its_kind_implies(self, tmp_path: Path, lines: str, url: str) -> None:
@@ -96,6 +96,14 @@ class TestRight:
     def test_relative_paths_start_from_the_file(self, tmp_path: Path) -> None:
         config = load(write(tmp_path, '[[listener]]\nkind = "unix"\npath = "bus.sock"'))
         assert config.listeners[0].path == str(tmp_path / "bus.sock")
+
+    def test_origins(self, tmp_path: Path) -> None:
+        text = '[[listener]]\nkind = "websocket"\nallowed_origins = '
+        config = load(write(tmp_path, text + '["https://a.example", "http://[::1]:80"]'))
+        assert config.listeners[0].allowed_origins == ("https://a.example", "http://[::1]:80")
+        for wrong in ("https://a.example/", "a.example", "https://A.example", "*"):
+            assert "listener[0].allowed_origins" in refusal(write(tmp_path, f'{text}["{wrong}"]'))
+        assert "a list of texts in quotes" in refusal(write(tmp_path, text + '"https://a.example"'))
 
     def test_home_is_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -137,7 +145,7 @@ class TestFlags:
         path = write(tmp_path, '[[listener]]\nkind = "unix"\npath = "/s"')
         config = load(path, Overrides(mqtt_port=0, ws_port=8000, host="::1"))
         assert [listener.url for listener in config.listeners] == [
-            "unix:/s",
+            "mqtt+unix:///s",
             "mqtt://[::1]:0",
             "ws://[::1]:8000/mqtt",
         ]

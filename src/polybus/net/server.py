@@ -23,7 +23,9 @@ import polybus
 from polybus.broker.broker import Broker
 from polybus.broker.links import Port
 from polybus.errors import ConfigError, PolybusError
+from polybus.net import descriptors, tls_listener
 from polybus.net.connection import LINGER_S, Connection, Peer
+from polybus.net.tls_listener import TlsListener
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
@@ -36,6 +38,8 @@ from polybus.session.mqtt import MqttLink, MqttOptions
 log = logging.getLogger("polybus.net")
 
 HOUSEKEEPING_S = 1.0
+REMIND_S = 60.0
+"""Between two log lines about the same lasting shortage."""
 BACKLOG = 4096
 """Connections the kernel may hold for us: hundreds of clients may come in the same instant (MQ-02)."""
 SPARE_CONNECTIONS = 64
@@ -52,6 +56,7 @@ def run(config: Config) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code."""
     ops_logging.configure(config.server.log_level, config.server.log_format, config.server.log_file)
     _keep_freed_memory()
+    descriptors.make_room(config.limits.connections)
     try:
         return uvloop.run(_serve(config))
     except KeyboardInterrupt:
@@ -103,12 +108,13 @@ class Server:
         self.broker.timers.on_earlier = self._arm
         self.urls: list[str] = []
         self._options = _mqtt_options(config)
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._sockets: list[Path] = []
         self._connections: set[Connection] = set()
         self._emptied = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeper: asyncio.TimerHandle | None = None
+        self._remind_at = 0.0
         self._sys_topics = SysTopics(self.broker, self.loop.time())
 
     async def start(self) -> None:
@@ -173,11 +179,16 @@ class Server:
     # -- Reception: what connections ask for -----------------------------------------------------
 
     def admit(self, connection: Connection) -> bool:
-        if len(self._connections) >= self.config.limits.connections + SPARE_CONNECTIONS:
-            self.broker.stats.connections_refused += 1
+        if not self._has_room():
             return False
         self._connections.add(connection)
         return True
+
+    def _has_room(self, in_handshake: int = 0) -> bool:
+        if len(self._connections) + in_handshake < self.config.limits.connections + SPARE_CONNECTIONS:
+            return True
+        self.broker.stats.connections_refused += 1
+        return False
 
     def leave(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -230,6 +241,10 @@ class Server:
         try:
             self.broker.housekeep(now)
             self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)
+            if now >= self._remind_at and descriptors.are_spent():
+                self._remind_at = now + REMIND_S
+                fields = {"connections": len(self._connections)}
+                log.error("no file descriptors left, new connections are refused", extra={"fields": fields})
         except Exception:
             log.exception("housekeeping failed")
         finally:
@@ -241,33 +256,44 @@ class Server:
         factory: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731 (replaced below)
         if listener.is_websocket:
             factory = lambda: WebSocketConnection(  # noqa: E731
-                self, listener.path, self.config.limits.packet_size_bytes
+                self, listener.path, self.config.limits.packet_size_bytes, listener.allowed_origins
             )
-        context = server_context(listener) if listener.is_encrypted else None
         try:
-            if listener.kind == "unix":
-                path = Path(listener.path)
-                _remove_dead_socket(path)
-                server: asyncio.Server = await self.loop.create_unix_server(factory, str(path), backlog=BACKLOG)
-                os.chmod(path, 0o660)
-                self._sockets.append(path)
-            else:
-                server = await self.loop.create_server(
-                    factory,
-                    listener.host,
-                    listener.port,
-                    ssl=context,
-                    ssl_handshake_timeout=self.config.limits.connect_timeout_s if context else None,
-                    backlog=BACKLOG,
-                )
+            server = await self._open(listener, factory)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {listener.url}: {error.strerror or error};"
+                f"cannot listen on {listener.url}: {_reason(error)};"
                 " choose another address or port, or stop what uses it"
             ) from error
         self._servers.append(server)
         self.urls.append(_actual_url(listener, server))
         log.info("listening", extra={"fields": {"url": self.urls[-1]}})
+
+    async def _open(
+        self, listener: Listener, factory: Callable[[], Connection]
+    ) -> asyncio.Server | TlsListener:
+        if listener.kind == "unix":
+            path = Path(listener.path)
+            _remove_dead_socket(path)
+            local: asyncio.Server = await self.loop.create_unix_server(factory, str(path), backlog=BACKLOG)
+            os.chmod(path, 0o660)
+            self._sockets.append(path)
+            return local
+        server: asyncio.Server | TlsListener
+        if listener.is_encrypted:
+            context = server_context(listener)
+            server = TlsListener(
+                await tls_listener.bind(listener.host, listener.port, BACKLOG),
+                context,
+                factory,
+                has_room=self._has_room,
+                handshake_timeout_s=self.config.limits.connect_timeout_s,
+            )
+        else:
+            server = await self.loop.create_server(factory, listener.host, listener.port, backlog=BACKLOG)
+        for sock in server.sockets:  # whoever is accepted inherits it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return server
 
     async def _close_listeners(self) -> None:
         for server in self._servers:
@@ -289,12 +315,19 @@ def _new_client_id() -> str:
     return f"polybus-{secrets.token_hex(8)}"
 
 
-def _actual_url(listener: Listener, server: asyncio.Server) -> str:
+def _actual_url(listener: Listener, server: asyncio.Server | TlsListener) -> str:
     """The listener's address with the port the kernel chose where 0 was asked for."""
     if listener.kind == "unix" or listener.port:
         return listener.url
     port = server.sockets[0].getsockname()[1]
     return msgspec.structs.replace(listener, port=port).url
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words; the event loop's own repeat the address."""
+    if error.errno and error.errno > 0 and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _remove_dead_socket(path: Path) -> None:

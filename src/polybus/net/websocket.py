@@ -12,7 +12,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
-from websockets.typing import Subprotocol
+from websockets.typing import Origin, Subprotocol
 
 from polybus.broker.links import Port
 from polybus.net.connection import Connection, Reception, StreamPort
@@ -27,7 +27,13 @@ SMALL_PART_BYTES: Final = 16 * 1024
 class WebSocketConnection(Connection):
     __slots__ = ("_held_bytes", "_is_blocked", "_path", "_takes_frames", "_websocket")
 
-    def __init__(self, reception: Reception, path: str, packet_size_bytes: int) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        path: str,
+        packet_size_bytes: int,
+        allowed_origins: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(reception)
         self._path = path
         self._is_blocked = False
@@ -37,7 +43,10 @@ class WebSocketConnection(Connection):
         """What was read of a request or a frame that is not whole yet."""
         # No compression: payloads are small or already packed, and it costs memory per connection.
         self._websocket = ServerProtocol(
-            subprotocols=SUBPROTOCOLS, max_size=max(packet_size_bytes + 1024, LEAST_MESSAGE_LIMIT)
+            # Only browsers tell an origin, and cannot lie about it; others could say anything.
+            origins=[*map(Origin, allowed_origins), None] if allowed_origins else None,
+            subprotocols=SUBPROTOCOLS,
+            max_size=max(packet_size_bytes + 1024, LEAST_MESSAGE_LIMIT),
         )
 
     def port(self, transport: asyncio.Transport) -> Port:

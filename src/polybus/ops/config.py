@@ -5,10 +5,12 @@ nothing and touches nothing. Each problem becomes one line that names the file, 
 wrong and what would be right; all problems of a file are told at once.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -49,6 +51,8 @@ class Listener(msgspec.Struct, frozen=True):
     client_ca: Path | None = None
     """Authorities whose client certificates are accepted."""
     require_client_certificate: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    """Web sites whose pages may connect by WebSocket. Empty: any."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -62,7 +66,7 @@ class Listener(msgspec.Struct, frozen=True):
     def url(self) -> str:
         """What a client would connect to."""
         if self.kind == "unix":
-            return f"unix:{self.path}"
+            return f"mqtt+unix://{quote(os.path.abspath(self.path))}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{URL_SCHEMES[self.kind]}://{host}:{self.port}{self.path}"
 
@@ -193,11 +197,12 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 
 _NETWORK_KEYS: Final = frozenset({"kind", "host", "port"})
 _TLS_KEYS: Final = frozenset({"certificate", "private_key", "client_ca", "require_client_certificate"})
+_WEBSOCKET_KEYS: Final = frozenset({"path", "allowed_origins"})
 LISTENER_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "tcp": _NETWORK_KEYS,
     "tls": _NETWORK_KEYS | _TLS_KEYS,
-    "websocket": _NETWORK_KEYS | {"path"},
-    "wss": _NETWORK_KEYS | _TLS_KEYS | {"path"},
+    "websocket": _NETWORK_KEYS | _WEBSOCKET_KEYS,
+    "wss": _NETWORK_KEYS | _TLS_KEYS | _WEBSOCKET_KEYS,
     "unix": frozenset({"kind", "path"}),
 }
 """Which keys mean something for which kind of listener."""
@@ -314,6 +319,12 @@ def _check_listener(reader: Reader, key: str, listener: Listener, given: Any) ->
         reader.problem(f"{key}.path", "give the socket's file, a path of at most 107 bytes")
     if listener.is_websocket and not re.fullmatch(r"/[!-~]*", listener.path):
         reader.problem(f"{key}.path", f'expected an HTTP path such as "{DEFAULT_WEBSOCKET_PATH}"')
+    for origin in listener.allowed_origins:
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/A-Z]+|null", origin):
+            reader.problem(
+                f"{key}.allowed_origins",
+                f'{origin!r} is no origin; write it as browsers do, such as "https://example.org"',
+            )
     if not listener.is_encrypted:
         return
     for name in ("certificate", "private_key"):

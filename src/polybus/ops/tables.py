@@ -26,6 +26,7 @@ _IN_WORDS: Mapping[object, str] = {
     float: "a number",
     str: "text in quotes",
     Path: "a path in quotes",
+    tuple[str, ...]: "a list of texts in quotes",
 }
 
 

@@ -1,0 +1,96 @@
+"""Listening for TLS. It accepts sockets itself: the event loop's own servers tell of a connection only
+when its handshake is over, and until then nobody would count it."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+log = logging.getLogger("polybus.net")
+
+ACCEPTS_A_TURN: Final = 128
+PAUSE_S: Final = 1.0
+"""How long nothing is accepted after the system could not give us a socket."""
+
+
+async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """A listening socket for each address that `host` has."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+            sockets.append(socket.create_server(address, family=family, backlog=backlog))
+            sockets[-1].setblocking(False)
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+class TlsListener:
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        context: ssl.SSLContext,
+        factory: Callable[[], asyncio.Protocol],
+        *,
+        has_room: Callable[[int], bool],
+        handshake_timeout_s: float,
+    ) -> None:
+        """`has_room` is asked with the number of sockets in their handshake."""
+        self.sockets = sockets
+        self._context = context
+        self._factory = factory
+        self._has_room = has_room
+        self._handshake_timeout_s = handshake_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        for sock in sockets:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for sock in self.sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        for task in self._handshakes:
+            task.cancel()
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                peer, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError:  # out of descriptors; whoever waits stays in the kernel's line
+                self._loop.remove_reader(sock)
+                self._loop.call_later(PAUSE_S, self._go_on, sock)
+                return
+            if not self._has_room(len(self._handshakes)):
+                peer.close()
+                continue
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._loop.create_task(self._shake_hands(peer))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def _go_on(self, sock: socket.socket) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    async def _shake_hands(self, peer: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._factory, peer, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
+            )
+        except (OSError, asyncio.CancelledError) as error:
+            peer.close()
+            log.debug("no TLS handshake", extra={"fields": {"error": str(error) or type(error).__name__}})
