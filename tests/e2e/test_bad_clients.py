@@ -94,7 +94,6 @@ async def test_the_wrong_protocol(bus: Served, kind: str, said: bytes) -> None:
         await exchange.goes_on()
 
 
-@pytest.mark.xfail(reason="a first byte that is not CONNECT's is looked at when its packet is whole")
 async def test_a_stranger_is_known_by_its_first_byte(bus: Served) -> None:
     """GET announces, in words of MQTT, a packet of 71 bytes: nobody need wait for the rest."""
     async with dial(bus.port) as peer, asyncio.timeout(5):

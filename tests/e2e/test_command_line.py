@@ -50,6 +50,14 @@ def test_every_one_of_many_short_visits_over_websocket_counts(bus: Served, tmp_p
     assert sub.output.split() == ["ready", *map(str, range(10))]
 
 
+@pytest.mark.parametrize("scheme", ["mqtts", "wss"])
+def test_tls_to_a_plain_port_is_told_as_such(bus: Served, scheme: str) -> None:
+    done = polybus("pub", "--url", f"{scheme}://127.0.0.1:{bus.ports['tcp']}", "-t", "t", "-m", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the TLS handshake with" in done.stderr
+    assert "does that port speak TLS?" in done.stderr
+
+
 def test_json(bus: Served, tmp_path: Path) -> None:
     topic = unique()
     publish(

@@ -182,7 +182,11 @@ async def spent_budget(start_bus: StartBus) -> AsyncIterator[Served]:
                     filler.write(encode(Publish(f"flood/{number}", bytes(2_000)), V311) * 50)
                     await filler.drain()
             await filler.ping()
-        assert bus.log.count("reads too slowly") == count
+        # Some were slow by themselves; of the others the slowest gave up what they held.
+        assert "reads too slowly" in bus.log or "memory budget is spent" in bus.log
+        async with connected(bus.port, "watcher") as watcher:
+            dropped = await _reaches(watcher, "publish/messages/dropped", count)
+        print(f"{dropped} of {80 * 50 * count} messages dropped")
         yield bus
 
 
@@ -195,7 +199,6 @@ async def test_many_subscribers_stop_reading(start_bus: StartBus) -> None:
     bus.check_health()
 
 
-@pytest.mark.xfail(reason="unsent bytes of slow readers are never given up, and others pay for it")
 async def test_whoever_sends_a_large_packet_does_not_pay_for_slow_readers(start_bus: StartBus) -> None:
     """It comes in two parts, as large packets do."""
     packet = encode(Publish("large", bytes(500_000), 1, packet_id=1), V5)
@@ -270,7 +273,7 @@ async def test_a_client_that_sends_much_gets_only_its_turn(start_bus: StartBus, 
     bus.check_health()
 
 
-@pytest.mark.xfail(reason="messages under way are not counted in the memory budget")
+@pytest.mark.xfail(reason="memory stays bounded, but with the budget spent on it others get no messages")
 async def test_a_client_that_reads_and_never_acknowledges(start_bus: StartBus) -> None:
     """Messages that are under way to it count as much as those that wait for it."""
     window = 1000

@@ -196,7 +196,7 @@ async def publish(
     if message is not None:
         payload = os.fsencode(message)
     elif file is not None:
-        payload = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        payload = _read_payload(file)
     details = _publish_properties(properties or [], user_properties or [])
     async with connection.bus() as bus:
         if lines:
@@ -206,6 +206,15 @@ async def publish(
                 await asyncio.sleep(repeat_delay)
             await bus.publish(topic, payload, qos, retain, **details)
     return 0
+
+
+def _read_payload(file: Path) -> bytes:
+    if str(file) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}; give -f a file to publish") from error
 
 
 async def _publish_lines(publish_line: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:

@@ -50,9 +50,21 @@ async def open_transport(address: Address, receiver: Receiver) -> Transport:
         text = f"{address} is not trusted: {error.verify_message}"
         raise ConnectionFailed(text) from error
     except ssl.SSLError as error:
-        raise ConnectionFailed(f"TLS with {address} failed: {error.reason or error}") from error
+        raise ConnectionFailed(_no_handshake(address, error.reason or str(error))) from error
+    except ConnectionRefusedError as error:
+        text = f"cannot reach {address}: connection refused; is it running? Start one with: polybus serve"
+        raise ConnectionFailed(text) from error
     except OSError as error:
-        raise ConnectionFailed(f"cannot reach {address}: {error.strerror or error}") from error
+        # A peer that hangs up in the handshake leaves asyncio without words.
+        if address.scheme.has_tls and isinstance(error, ConnectionError):
+            raise ConnectionFailed(_no_handshake(address, error.strerror or str(error))) from error
+        reason = error.strerror or str(error) or type(error).__name__
+        raise ConnectionFailed(f"cannot reach {address}: {reason}") from error
+
+
+def _no_handshake(address: Address, reason: str) -> str:
+    told = f" ({reason})" if reason else ""
+    return f"the TLS handshake with {address} failed{told}; does that port speak TLS?"
 
 
 async def _open_stream(address: Address, receiver: Receiver) -> Transport:
