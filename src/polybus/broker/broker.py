@@ -32,6 +32,9 @@ MAX_PENDING_BYTES: Final = 1024 * 1024
 ITEM_COST: Final = 128
 """What a message or an acknowledgement that waits for the tick costs beside its bytes."""
 
+LOG_AGAIN_S: Final = 10.0
+"""Between two warnings of the same kind."""
+
 QUIET_S: Final = 0.0005
 """Without a tick for this long, the next one need not wait for company."""
 
@@ -70,6 +73,7 @@ class Broker:
         self.partial_bytes = 0
         """What links have read of packets that are not whole yet."""
         self._turns: list[Link] = []
+        self._budget_logged_at = -LOG_AGAIN_S
 
     # -- the tick ---------------------------------------------------------------------------
 
@@ -170,7 +174,8 @@ class Broker:
     def _check_budget(self) -> None:
         excess = self.memory_bytes() - self.limits.memory_bytes
         if excess > 0:
-            if not self.dispatcher.over_budget:
+            if not self.dispatcher.over_budget and self.now - self._budget_logged_at > LOG_AGAIN_S:
+                self._budget_logged_at = self.now
                 fields = {"budget_bytes": self.limits.memory_bytes}
                 log.warning("memory budget is spent, messages are dropped", extra={"fields": fields})
             self.dispatcher.over_budget = True

@@ -38,4 +38,5 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publish_rate_per_client: float = 0.0
     """Messages a second, with a burst of two seconds' worth; past it the client is read more slowly. 0: any."""
     memory_bytes: int = 2 * 1024 * 1024 * 1024
-    """Budget of all queued, retained and unsent bytes; past it victims are chosen (see `broker.budget`)."""
+    """Budget of everything that is queued, unsent, unacknowledged, half read, retained or subscribed to;
+    past it victims are chosen (`Dispatcher.relieve`)."""

@@ -31,7 +31,14 @@ class SysTopics:
         broker = self._broker
         stats = broker.stats
         links = [s.link for s in broker.registry.sessions.values() if s.link is not None]
-        dropped = stats.dropped_slow + stats.dropped_queue_full + stats.dropped_memory
+        dropped = (
+            stats.dropped_slow
+            + stats.dropped_queue_full
+            + stats.dropped_memory
+            + stats.dropped_expired
+            + stats.dropped_too_large
+            + stats.dropped_no_session
+        )
         figures: dict[str, object] = {
             "version": f"polybus {polybus.__version__}",
             "uptime": f"{int(now - self._started_at)} seconds",
