@@ -58,10 +58,6 @@ async def test_connects_that_are_already_in_the_socket(bus: Served) -> None:
     print(f"{CROWD} at once: {exchange.summary}")
 
 
-@pytest.mark.xfail(
-    reason="the time to CONNECT runs on while a password waits to be checked, each client's by itself",
-    strict=False,  # an idle machine is quick enough
-)
 async def test_logins_in_the_same_instant(start_bus: StartBus, tmp_path: Path) -> None:
     """As above, with a password: whoever has sent a CONNECT in time is not late."""
     users = tmp_path / "users"

@@ -178,10 +178,9 @@ class Broker:
                 self._budget_logged_at = self.now
                 fields = {"budget_bytes": self.limits.memory_bytes}
                 log.warning("memory budget is spent, messages are dropped", extra={"fields": fields})
-            self.dispatcher.over_budget = True
+            self.dispatcher.set_budget_spent(True)
             self.dispatcher.relieve(excess + self.limits.memory_bytes // 20)
         elif self.dispatcher.over_budget:
-            self.dispatcher.over_budget = False
             self.dispatcher.recover()
 
     def memory_bytes(self) -> int:
@@ -217,6 +216,7 @@ class Broker:
         self.subscriptions.strategy = shared_strategy
         self.subscriptions.limits = limits
         self.dispatcher.limits = limits
+        self.dispatcher.set_budget_spent(self.dispatcher.over_budget)
         self.dispatcher.drop_oldest = drop_oldest
         self.dispatcher.queue_qos0 = queue_qos0
         self._change_access(access)

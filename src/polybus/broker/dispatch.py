@@ -52,6 +52,9 @@ class Dispatcher:
         self.inflight_bytes = 0
         self.over_budget = False
         self.blocked_links: set[Link] = set()
+        self.inflight_cap = 0
+        """What a session may have unacknowledged before it has to wait."""
+        self.set_budget_spent(False)
 
     # -- publishing -------------------------------------------------------------------------
 
@@ -120,8 +123,7 @@ class Dispatcher:
             or link.encoding is not run.encoding
             or link.blocked
             or session.outstanding + count > session.window
-            or session.inflight_bytes >= self.limits.inflight_bytes_per_session
-            or self.over_budget
+            or session.inflight_bytes >= self.inflight_cap
             or session.resend is not None
         ):
             return False
@@ -229,7 +231,7 @@ class Dispatcher:
         frames: dict[Encoding, tuple[bytes, bytes]] = {}
         dirty = self.dirty
         size = delivery.size_bytes()
-        max_bytes = 0 if self.over_budget else self.limits.inflight_bytes_per_session
+        max_bytes = self.inflight_cap
         for session in sessions:
             link = session.link
             if (
@@ -365,8 +367,7 @@ class Dispatcher:
         return (
             not link.blocked
             and session.outstanding < session.window
-            and session.inflight_bytes < self.limits.inflight_bytes_per_session
-            and not self.over_budget
+            and session.inflight_bytes < self.inflight_cap
         )
 
     def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> None:
@@ -717,8 +718,15 @@ class Dispatcher:
                 if excess_bytes <= 0:
                     return
 
+    def set_budget_spent(self, is_spent: bool) -> None:
+        """While it is, whoever has much under way gets no more; whoever has little is not to blame."""
+        self.over_budget = is_spent
+        share = min(self.limits.inflight_bytes_per_session, self.limits.memory_bytes // 8)
+        self.inflight_cap = min(share, STEP_BYTES) if is_spent else share
+
     def recover(self) -> None:
         """The budget is no longer spent: whoever waited only for that goes on."""
+        self.set_budget_spent(False)
         self.unfinished.update(dict.fromkeys(self.queued_sessions))
 
     def _drop_unsent(self, link: Link) -> int:
