@@ -39,4 +39,4 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Messages a second, with a burst of two seconds' worth; past it the client is read more slowly. 0: any."""
     memory_bytes: int = 2 * 1024 * 1024 * 1024
     """Budget of everything that is queued, unsent, unacknowledged, half read, retained or subscribed to;
-    past it victims are chosen (`Dispatcher.relieve`)."""
+    past it victims are chosen (`Flow.relieve`)."""

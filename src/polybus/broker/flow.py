@@ -1,0 +1,426 @@
+"""What is on its way to sessions: queues, windows, acknowledgements, and the memory all that takes.
+
+A session has a window of deliveries that may be unacknowledged, in messages and in bytes; what does not
+fit waits in its queue and is pumped when the window, the link or the budget has room. Nothing here
+waits: whatever may send is sent, the rest goes on when something happens.
+"""
+
+import logging
+from collections import deque
+from typing import Final
+
+from polybus.broker.limits import Limits
+from polybus.broker.links import Link
+from polybus.broker.message import Delivery, DeliveryRun, Message, Run
+from polybus.broker.sessions import MAX_PACKET_ID, Queue, Session
+from polybus.broker.stats import Stats
+
+log = logging.getLogger("polybus.broker")
+
+STEP_BYTES: Final = 256 * 1024
+"""What a session is sent in one go, so that its transport can say when it is full."""
+PIECE_COST: Final = 56
+"""What a piece in an outbox costs beside its bytes: an acknowledgement has four, and 40 around them."""
+
+
+class Flow:
+    """The single owner of queues, in-flight windows and the list of dirty links."""
+
+    def __init__(self, limits: Limits, stats: Stats, *, drop_oldest: bool, queue_qos0: bool) -> None:
+        self.limits = limits
+        self.stats = stats
+        self.drop_oldest = drop_oldest
+        self.queue_qos0 = queue_qos0
+        self.now = 0.0
+        self.dirty: list[Link] = []
+        self.queued_sessions: set[Session] = set()
+        self.unfinished: dict[Session, None] = {}
+        """Sessions that have more to send, in the order in which they get their turn."""
+        self.queued_bytes = 0
+        self.backlog_bytes = 0
+        """Bytes in the outboxes of blocked links."""
+        self.inflight_bytes = 0
+        self.over_budget = False
+        self.blocked_links: set[Link] = set()
+        self.inflight_cap = 0
+        """What a session may have unacknowledged before it has to wait."""
+        self.set_budget_spent(False)
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def _enqueue(self, session: Session, item: Delivery | Run) -> None:
+        if session.link is None and not session.expiry_s:
+            return
+        queue = session.queue
+        if queue is None:
+            queue = session.queue = Queue()
+            self.queued_sessions.add(session)
+        while not self._fits(queue, item):
+            if not self.drop_oldest or not queue.messages:
+                self._count_queue_drop(session, item.count)
+                if not queue.messages:
+                    self._forget_queue(session)
+                return
+            self._drop_oldest(queue)
+            self._count_queue_drop(session, 1)
+        queue.push(item)
+        self.queued_bytes += item.size_bytes()
+        if session.link is not None and queue.messages == item.count:
+            self.pump(session)  # the first to wait: it may just not go in one piece
+
+    def _fits(self, queue: Queue | None, item: Delivery | Run) -> bool:
+        messages, size_bytes = (queue.messages, queue.size_bytes) if queue is not None else (0, 0)
+        return (
+            messages + item.count <= self.limits.queued_messages_per_session
+            and size_bytes + item.size_bytes() <= self.limits.queued_bytes_per_session
+        )
+
+    def _drop_oldest(self, queue: Queue) -> int:
+        """Give up one message; returns its size."""
+        before = queue.size_bytes
+        size = queue.drop_oldest().size_bytes()
+        self.queued_bytes += queue.size_bytes - before
+        return size
+
+    def _count_queue_drop(self, session: Session, count: int) -> None:
+        if not session.dropped:
+            fields = {"client_id": session.client_id}
+            log.warning("queue is full, messages are dropped", extra={"fields": fields})
+        session.dropped += count
+        self.stats.dropped_queue_full += count
+
+    def pump(self, session: Session) -> None:
+        """Send what waits, as far as the link and the window allow."""
+        link = session.link
+        if link is None:
+            return
+        if session.resend is not None:
+            self._pump_resend(session, link, session.resend)
+        stop_at = session.inflight_bytes + STEP_BYTES
+        while session.queue is not None and self._may_send(session, link):
+            if session.inflight_bytes > stop_at:
+                self.unfinished[session] = None  # the transport first
+                return
+            queue = session.queue
+            item = queue.first()
+            if isinstance(item, Run):
+                self._pump_run(session, link, queue, item)
+                continue
+            self._pop_queue(session, queue)
+            if not self._has_expired(item):
+                self._transmit(session, link, item)
+
+    def _may_send(self, session: Session, link: Link) -> bool:
+        return (
+            not link.blocked
+            and session.outstanding < session.window
+            and session.inflight_bytes < self.inflight_cap
+        )
+
+    def _pump_run(self, session: Session, link: Link, queue: Queue, run: Run) -> None:
+        """Send the run in front, or divide it into what there is room for."""
+        if self._send_run(session, run):
+            self._pop_queue(session, queue)
+            return
+        before = queue.size_bytes
+        room = session.window - session.outstanding
+        if link.encoding is not run.encoding or room >= run.count or not queue.cut_front(run, room):
+            queue.break_up(run)
+        self.queued_bytes += queue.size_bytes - before
+
+    def _pop_queue(self, session: Session, queue: Queue) -> None:
+        self.queued_bytes -= queue.pop().size_bytes()
+        if not queue.messages:
+            self._forget_queue(session)
+
+    def _transmit(self, session: Session, link: Link, delivery: Delivery) -> None:
+        parts = link.encoding.frame(delivery, self.now)
+        if parts is None:
+            self.stats.dropped_too_large += 1
+            return
+        if delivery.qos == 0:
+            self.push(link, parts[0] + parts[1])
+        else:
+            packet_id = session.allocate_id()
+            session.inflight[packet_id] = delivery
+            session.outstanding += 1
+            session.inflight_bytes += delivery.size_bytes()
+            self.inflight_bytes += delivery.size_bytes()
+            self.push(link, parts[0] + packet_id.to_bytes(2) + parts[1])
+        link.messages_out += 1
+
+    def _pump_resend(self, session: Session, link: Link, resend: deque[int]) -> None:
+        while resend and not link.blocked and session.outstanding < session.window:
+            packet_id = resend.popleft()
+            if packet_id not in session.inflight:
+                continue
+            sent = session.inflight[packet_id]
+            delivery = sent.one(packet_id) if sent is not None else None
+            frame = link.encode_again(packet_id, delivery, self.now)
+            if frame is None:  # the client takes only smaller packets now
+                if sent is not None:
+                    self._free_inflight(session, sent.size_bytes())
+                del session.inflight[packet_id]
+                self.stats.dropped_too_large += 1
+                continue
+            session.outstanding += 1
+            self.push(link, frame)
+        if not resend:
+            session.resend = None
+
+    def push(self, link: Link, frame: bytes) -> None:
+        """Put bytes into an outbox outside the hot loops."""
+        self.push_all(link, [frame])
+
+    def push_all(self, link: Link, frames: list[bytes]) -> None:
+        if link.blocked:
+            size = sum(map(len, frames)) + PIECE_COST * len(frames)
+            link.backlog_bytes += size
+            self.backlog_bytes += size
+        elif not link.outbox:
+            self.dirty.append(link)
+        link.outbox += frames
+
+    def _send_run(self, session: Session, run: Run) -> bool:
+        """Send a run under consecutive packet ids, written into a copy of its bytes all at once.
+
+        False: not now, or not in one piece.
+        """
+        link = session.link
+        count = run.count
+        if (
+            link is None
+            or link.encoding is not run.encoding
+            or link.blocked
+            or session.outstanding + count > session.window
+            or session.inflight_bytes >= self.inflight_cap
+            or session.resend is not None
+        ):
+            return False
+        first_id = session.next_id
+        if first_id + count > MAX_PACKET_ID:
+            first_id = 1
+        inflight = session.inflight
+        sent = DeliveryRun(run, first_id, run.qos)
+        if count == 1:
+            if first_id in inflight:
+                return False
+            inflight[first_id] = sent
+        else:
+            ids = range(first_id, first_id + count)
+            if not inflight.keys().isdisjoint(ids):
+                return False
+            inflight.update(dict.fromkeys(ids, sent))
+        size = sent.size_bytes() * count
+        session.inflight_bytes += size
+        self.inflight_bytes += size
+        session.next_id = first_id + count
+        session.outstanding += count
+        if not link.outbox:
+            self.dirty.append(link)
+        link.outbox.append(_with_ids(run, first_id))
+        link.messages_out += count
+        return True
+
+    def _has_expired(self, delivery: Delivery) -> bool:
+        expires_at = delivery.message.expires_at
+        if expires_at is None or expires_at > self.now:
+            return False
+        self.stats.dropped_expired += 1
+        return True
+
+    # -- acknowledgements ---------------------------------------------------------------------
+
+    def acknowledge(self, session: Session, packet_id: int) -> bool:
+        """PUBACK: the client has a QoS 1 message. False: it was not sent one under this id."""
+        delivery = session.inflight.get(packet_id)
+        if delivery is None or delivery.qos != 1:
+            return False
+        self._settle(session, packet_id)
+        return True
+
+    def acknowledge_all(self, session: Session, packet_ids: tuple[int, ...]) -> None:
+        """Many PUBACKs at once; those for nothing are passed over."""
+        if session.resend is not None:
+            for packet_id in packet_ids:
+                self.acknowledge(session, packet_id)
+            return
+        inflight = session.inflight
+        before = len(inflight)
+        last: Delivery | DeliveryRun | None = None
+        freed = size = 0
+        for packet_id in packet_ids:
+            delivery = inflight.get(packet_id)
+            if delivery is not None and delivery.qos == 1:
+                del inflight[packet_id]
+                if delivery is not last:
+                    last = delivery
+                    size = delivery.size_bytes()
+                freed += size
+        self._free_inflight(session, freed)
+        self._settled(session, before - len(inflight))
+
+    def receive_all(self, session: Session, packet_ids: tuple[int, ...]) -> bool:
+        """Many PUBRECs at once; False: not each of them is for a message, nothing was done."""
+        inflight = session.inflight
+        for packet_id in packet_ids:
+            delivery = inflight.get(packet_id)
+            if delivery is None or delivery.qos != 2:
+                return False
+        for packet_id in packet_ids:
+            delivery = inflight[packet_id]
+            if delivery is not None:  # an id may be there twice
+                self._free_inflight(session, delivery.size_bytes())
+                inflight[packet_id] = None
+        return True
+
+    def complete_all(self, session: Session, packet_ids: tuple[int, ...]) -> None:
+        """Many PUBCOMPs at once; those for nothing are passed over."""
+        if session.resend is not None:
+            for packet_id in packet_ids:
+                self.complete(session, packet_id)
+            return
+        inflight = session.inflight
+        before = len(inflight)
+        for packet_id in packet_ids:
+            if inflight.get(packet_id, _MISSING) is None:
+                del inflight[packet_id]
+        self._settled(session, before - len(inflight))
+
+    def _settled(self, session: Session, count: int) -> None:
+        session.outstanding -= count
+        if session.queue is not None:
+            self.pump(session)
+        if session.replays is not None:
+            self.unfinished[session] = None
+
+    def receive(self, session: Session, packet_id: int) -> bool:
+        """PUBREC: the client has received a QoS 2 message; its release is what is left."""
+        if packet_id not in session.inflight:
+            return False
+        delivery = session.inflight[packet_id]
+        if delivery is not None:
+            if delivery.qos != 2:
+                return False
+            self._free_inflight(session, delivery.size_bytes())
+            session.inflight[packet_id] = None
+        return True
+
+    def complete(self, session: Session, packet_id: int) -> bool:
+        """PUBCOMP: the client has released a QoS 2 message."""
+        if session.inflight.get(packet_id, _MISSING) is not None:
+            return False
+        self._settle(session, packet_id)
+        return True
+
+    def refuse(self, session: Session, packet_id: int) -> bool:
+        """PUBREC with an error: the client will not have it, and the exchange is over."""
+        delivery = session.inflight.get(packet_id)
+        if delivery is None or delivery.qos != 2:
+            return False
+        self._settle(session, packet_id)
+        return True
+
+    def _free_inflight(self, session: Session, size_bytes: int) -> None:
+        session.inflight_bytes -= size_bytes
+        self.inflight_bytes -= size_bytes
+
+    def _settle(self, session: Session, packet_id: int) -> None:
+        delivery = session.inflight.pop(packet_id)
+        if delivery is not None:
+            self._free_inflight(session, delivery.size_bytes())
+        if session.resend is not None and packet_id in session.resend:
+            session.resend.remove(packet_id)  # acknowledged from the connection before
+        else:
+            session.outstanding -= 1
+        if session.queue is not None or session.resend is not None:
+            self.pump(session)
+        if session.replays is not None:
+            self.unfinished[session] = None
+
+    # -- the memory budget ------------------------------------------------------------------------
+
+    def relieve(self, excess_bytes: int) -> None:
+        """Free this much. Victims: what waits unsent at QoS 0 for the slowest links, then the oldest
+        regular messages of the longest queues, then priority ones (TB-13)."""
+        for link in sorted(self.blocked_links, key=lambda link: link.backlog_bytes, reverse=True):
+            if excess_bytes <= 0:
+                return
+            excess_bytes -= self._drop_unsent(link)
+        longest_first = sorted(self.queued_sessions, key=_queue_size, reverse=True)
+        for spare_priority in (True, False):
+            for session in longest_first:
+                queue = session.queue
+                while (
+                    queue is not None
+                    and queue.messages
+                    and excess_bytes > 0
+                    and (queue.regular or not spare_priority)
+                ):
+                    excess_bytes -= self._give_up(session, queue)
+                if excess_bytes <= 0:
+                    return
+
+    def set_budget_spent(self, is_spent: bool) -> None:
+        """While it is, whoever has much under way gets no more; whoever has little is not to blame."""
+        self.over_budget = is_spent
+        share = min(self.limits.inflight_bytes_per_session, self.limits.memory_bytes // 8)
+        self.inflight_cap = min(share, STEP_BYTES) if is_spent else share
+
+    def recover(self) -> None:
+        """The budget is no longer spent: whoever waited only for that goes on."""
+        self.set_budget_spent(False)
+        self.unfinished.update(dict.fromkeys(self.queued_sessions))
+
+    def _drop_unsent(self, link: Link) -> int:
+        unsent, link.unsent = link.unsent, None
+        size = 0
+        for frame, count in unsent or ():
+            size += len(frame) + PIECE_COST
+            link.messages_dropped += count
+            self.stats.dropped_memory += count
+        link.backlog_bytes -= size
+        self.backlog_bytes -= size
+        return size
+
+    def _give_up(self, session: Session, queue: Queue) -> int:
+        item = queue.drop_item()
+        size = item.size_bytes()
+        self.queued_bytes -= size
+        if not queue.messages:
+            self._forget_queue(session)
+        session.dropped += item.count
+        self.stats.dropped_memory += item.count
+        return size
+
+    def _forget_queue(self, session: Session) -> None:
+        session.queue = None
+        self.queued_sessions.discard(session)
+
+
+_HIGH_BYTES: Final = bytes(n >> 8 for n in range(MAX_PACKET_ID + 1))
+_LOW_BYTES: Final = bytes(n & 0xFF for n in range(MAX_PACKET_ID + 1))
+_MISSING: Final = Delivery(Message("", b""), 0, False)
+
+
+def _with_ids(run: Run, first_id: int) -> bytes:
+    """The bytes of a run with consecutive packet ids."""
+    if run.count == 1:
+        at = run.ids_at[0]
+        return run.wire[:at] + first_id.to_bytes(2) + run.wire[at + 2 :]
+    wire = bytearray(run.wire)
+    high = _HIGH_BYTES[first_id : first_id + run.count]
+    low = _LOW_BYTES[first_id : first_id + run.count]
+    ids_at = run.ids_at
+    if isinstance(ids_at, range):
+        wire[ids_at.start :: ids_at.step] = high
+        wire[ids_at.start + 1 :: ids_at.step] = low
+    else:
+        for at, high_byte, low_byte in zip(ids_at, high, low, strict=True):
+            wire[at] = high_byte
+            wire[at + 1] = low_byte
+    return bytes(wire)
+
+
+def _queue_size(session: Session) -> int:
+    return session.queue.size_bytes if session.queue is not None else 0
