@@ -37,6 +37,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retained_bytes: int = 1024 * 1024 * 1024
     publish_rate_per_client: float = 0.0
     """Messages a second, with a burst of two seconds' worth; past it the client is read more slowly. 0: any."""
+    stored_messages: int = 500
+    """Messages, requests and answers that wait for someone; past it victims are chosen (TB-13)."""
+    stored_bytes: int = 64 * 1024 * 1024
+    requests: int = 200_000
+    """Requests under way in all."""
+    requests_per_client: int = 65_535
+    request_ends_kept_s: float = 3600.0
+    """How long the end of a request waits for a requester that is away."""
     memory_bytes: int = 2 * 1024 * 1024 * 1024
     """Budget of everything that is queued, unsent, unacknowledged, half read, retained or subscribed to;
     past it victims are chosen (`Flow.relieve`)."""
