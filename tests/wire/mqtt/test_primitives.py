@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt.packets import V5, V31, V311
 from polybus.wire.mqtt.primitives import (
-    MAX_VARINT,
     decode_binary,
     decode_string,
     decode_u16,
@@ -13,8 +12,8 @@ from polybus.wire.mqtt.primitives import (
     encode_binary,
     encode_string,
     encode_u16,
-    encode_varint,
 )
+from polybus.wire.varint import MAX_VARINT, encode_varint
 from tests.wire.mqtt.strategies import examples
 
 # MQTT 5.0, table 1-1: the ends of each size

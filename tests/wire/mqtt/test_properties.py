@@ -6,7 +6,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 
 from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt.packets import NO_PROPERTIES, PacketType, Properties
-from polybus.wire.mqtt.primitives import encode_binary, encode_string, encode_varint
+from polybus.wire.mqtt.primitives import encode_binary, encode_string
 from polybus.wire.mqtt.properties import (
     BINARY,
     MAX_PROPERTIES_BYTES,
@@ -20,6 +20,7 @@ from polybus.wire.mqtt.properties import (
     decode_properties,
     encode_properties,
 )
+from polybus.wire.varint import encode_varint
 
 PLACES = (WILL, *PacketType)
 PAIRS = [(identifier, where) for identifier in PROPERTIES for where in PLACES]

@@ -13,8 +13,9 @@ from polybus.wire.mqtt.checks import broken_by_publish, broken_rule
 from polybus.wire.mqtt.decoding import DECODERS, connect_version, decode_publish
 from polybus.wire.mqtt.encoding import encode_packet
 from polybus.wire.mqtt.packets import V5, V31, Connect, Packet, PacketType, PubAck, PubComp, PubRec, PubRel
-from polybus.wire.mqtt.primitives import MAX_VARINT, encode_string, encode_varint
+from polybus.wire.mqtt.primitives import encode_string
 from polybus.wire.mqtt.rules import Rule
+from polybus.wire.varint import MAX_VARINT, Fault, encode_varint, frame_finder
 
 __all__ = ["connect_version", "decode", "encode", "encode_publish_head", "encode_short_ack", "next_frame"]
 
@@ -39,37 +40,18 @@ _SHORT_ACKS: Final[Mapping[int, Callable[[int], PubAck | PubRec | PubRel | PubCo
 """First byte -> what an acknowledgement is that holds nothing but its packet identifier."""
 
 
-def next_frame(data: bytes, pos: int, max_size: int) -> tuple[int, int, int] | None:
-    """(first byte, start of the body, end) of the packet at `pos`, or None if it is not complete.
+_FAULTS: Final[Mapping[Fault, Rule]] = {
+    Fault.TOO_LONG: rules.VARINT_TOO_LONG,
+    Fault.NOT_MINIMAL: rules.VARINT_NOT_MINIMAL,
+    Fault.TOO_LARGE: rules.PACKET_TOO_LARGE,
+}
 
-    `max_size` counts the whole packet, as Maximum Packet Size does. Raises PeerError as soon as the
-    header shows that the packet is too large, or has a remaining length that is no such number.
-    """
-    available = len(data)
-    if pos + 2 > available:
-        return None
-    size = data[pos + 1]
-    start = pos + 2
-    if size >= 0x80:
-        size &= 0x7F
-        shift = 7
-        while True:
-            if start >= available:
-                return None
-            byte = data[start]
-            start += 1
-            size |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift == 28:
-                raise rules.VARINT_TOO_LONG.broken_by_peer(V5)
-        if byte == 0:
-            raise rules.VARINT_NOT_MINIMAL.broken_by_peer(V5)
-    end = start + size
-    if end - pos > max_size:
-        raise rules.PACKET_TOO_LARGE.broken_by_peer(V5)
-    return (data[pos], start, end) if end <= available else None
+next_frame: Final = frame_finder(lambda fault, *_: _FAULTS[fault].broken_by_peer(V5))
+"""(first byte, start of the body, end) of the packet at a position, or None if it is not complete.
+
+The arguments are the bytes, the position and `max_size`, which counts the whole packet, as Maximum
+Packet Size does. Raises PeerError as soon as the header shows that the packet is too large, or has a
+remaining length that is no such number."""
 
 
 def decode(first_byte: int, body: bytes, version: int) -> Packet:

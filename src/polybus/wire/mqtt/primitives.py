@@ -4,47 +4,29 @@ Decoders work on a packet that is complete: running out of bytes there is the pe
 more bytes is the business of `codec.next_frame` alone.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from polybus.errors import UsageError
 from polybus.wire.mqtt import rules
 from polybus.wire.mqtt.packets import V5
+from polybus.wire.mqtt.rules import Rule
+from polybus.wire.varint import Fault, varint_decoder
 
-MAX_VARINT: Final = 268_435_455
 MAX_LENGTH: Final = 0xFFFF
-_ONE_BYTE: Final = tuple(bytes((n,)) for n in range(0x80))
 
+_FAULTS: Final[Mapping[Fault, Rule]] = {
+    Fault.TOO_LONG: rules.VARINT_TOO_LONG,
+    # [MQTT-1.5.5-1] binds the sender; we hold it to that, because a QoS 0 packet may be forwarded as the
+    # very bytes that came in, and then the sender is us
+    Fault.NOT_MINIMAL: rules.VARINT_NOT_MINIMAL,
+    Fault.CUT_SHORT: rules.PACKET_CUT_SHORT,
+}
 
-def encode_varint(n: int) -> bytes:
-    """A variable byte integer, in as few bytes as it needs. Raises UsageError outside 0..268435455."""
-    if 0 <= n < 0x80:
-        return _ONE_BYTE[n]
-    if not 0 <= n <= MAX_VARINT:
-        raise UsageError(f"variable byte integer {n} is not in 0..{MAX_VARINT}")
-    if n < 0x4000:
-        return bytes((n & 0x7F | 0x80, n >> 7))
-    if n < 0x20_0000:
-        return bytes((n & 0x7F | 0x80, n >> 7 & 0x7F | 0x80, n >> 14))
-    return bytes((n & 0x7F | 0x80, n >> 7 & 0x7F | 0x80, n >> 14 & 0x7F | 0x80, n >> 21))
+decode_varint: Final = varint_decoder(lambda fault: _FAULTS[fault].broken_by_peer(V5))
+"""The variable byte integer at a position of some bytes, and the position after it.
 
-
-def decode_varint(data: bytes, pos: int) -> tuple[int, int]:
-    """The variable byte integer at `pos` and the position after it.
-
-    Raises PeerError if it is longer than 4 bytes, is not minimal, or does not end within `data`.
-    [MQTT-1.5.5-1] binds the sender; we hold it to that, because a QoS 0 packet may be forwarded as the
-    very bytes that came in, and then the sender is us.
-    """
-    value = 0
-    available = data[pos : pos + 4]
-    for index, byte in enumerate(available):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            if byte == 0 and index:
-                raise rules.VARINT_NOT_MINIMAL.broken_by_peer(V5)
-            return value, pos + index + 1
-    broken = rules.VARINT_TOO_LONG if len(available) == 4 else rules.PACKET_CUT_SHORT
-    raise broken.broken_by_peer(V5)
+Raises PeerError if it is longer than 4 bytes, is not minimal, or does not end within the bytes."""
 
 
 def encode_u16(n: int, name: str) -> bytes:

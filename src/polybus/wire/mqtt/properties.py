@@ -10,15 +10,14 @@ from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt import rules
 from polybus.wire.mqtt.packets import NO_PROPERTIES, V5, PacketType, Properties, ReasonCode
 from polybus.wire.mqtt.primitives import (
-    MAX_VARINT,
     decode_binary,
     decode_string,
     decode_varint,
     encode_binary,
     encode_string,
-    encode_varint,
 )
 from polybus.wire.mqtt.rules import Rule
+from polybus.wire.varint import MAX_VARINT, encode_varint
 
 WILL: Final = 0
 """Stands beside the packet types for the will properties, which are in a CONNECT's payload."""
