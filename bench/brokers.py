@@ -129,7 +129,7 @@ def polybus_command(port: int, folder: Path) -> list[str]:
     del folder
     script = Path(sys.executable).with_name("polybus")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
-    return [*program, "serve", "--mqtt-port", str(port), "--log-level", "warn"]
+    return [*program, "serve", "--mqtt-port", str(port), "--tbus-port", "0", "--log-level", "warn"]
 
 
 def idle_peer(mode: str) -> Callable[[int, Path], list[str]]:

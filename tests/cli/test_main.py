@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import polybus
 from polybus.cli.main import app
 from polybus.net import server
-from polybus.ops.config import Config, load
+from polybus.ops.config import Config, LogLevel, load
 from polybus.ops.passwords import check_password, read_password_file
 
 runner = CliRunner()
@@ -39,7 +39,16 @@ def test_version() -> None:
     ("arguments", "taught"),
     [
         (["--help"], ["polybus serve", "config", "passwd"]),
-        (["serve", "--help"], ["polybus serve --config polybus.toml", "SIGHUP", "--mqtt-port", "--ws-port"]),
+        (
+            ["serve", "--help"],
+            ["polybus serve --config polybus.toml", "SIGHUP", "--mqtt-port", "--ws-port", "--tbus-port"],
+        ),
+        (
+            ["tbus", "--help"],
+            ["polybus tbus --client-limit 200 --log-level ALL", "--ip", "127.0.0.1", "5035", "15000"],
+        ),
+        (["ctl", "--help"], ["memory-limit"]),
+        (["ctl", "memory-limit", "--help"], ["polybus ctl memory-limit 1000", "--bytes", "--url", "--user"]),
         (["config", "check", "--help"], ["polybus config check polybus.toml"]),
         (["config", "show", "--help"], ["polybus config show > polybus.toml"]),
         (["passwd", "--help"], ["polybus passwd users.txt alice", "auth.password_file"]),
@@ -69,7 +78,11 @@ class TestServe:
         logs = ["--log-level", "debug", "--log-format", "json"]
         result = runner.invoke(app, ["serve", *listeners, *logs, "--data-dir", str(tmp_path)])
         assert result.exit_code == 7
-        assert [listener.url for listener in served[0].listeners] == ["mqtt://[::1]:0", "ws://[::1]:9001/mqtt"]
+        assert [listener.url for listener in served[0].listeners] == [
+            "mqtt://[::1]:0",
+            "tbus://[::1]:5035",
+            "ws://[::1]:9001/mqtt",
+        ]
         assert (served[0].server.log_level, served[0].server.log_format) == ("DEBUG", "json")
         assert served[0].server.data_dir == tmp_path
 
@@ -84,9 +97,33 @@ class TestServe:
         assert runner.invoke(app, ["serve", *flags]).exit_code == 2
         assert served == []
 
+    def test_tbus_has_the_flags_of_the_document(self, served: list[Config]) -> None:
+        flags = ["--ip", "0.0.0.0", "--port", "5040", "--client-limit", "7", "--log-level", "ALL"]
+        assert runner.invoke(app, ["tbus", *flags]).exit_code == 7
+        assert [listener.url for listener in served[0].listeners] == ["tbus://0.0.0.0:5040"]
+        assert (served[0].limits.connections, served[0].server.log_level) == (7, "ALL")
+
+    def test_tbus_by_itself(self, served: list[Config]) -> None:
+        runner.invoke(app, ["tbus"])
+        assert [listener.url for listener in served[0].listeners] == ["tbus://127.0.0.1:5035"]
+        assert served[0].limits == Config().limits
+
+    @pytest.mark.parametrize("level", get_args(LogLevel))
+    def test_levels_in_either_case(self, served: list[Config], level: str) -> None:
+        for written in (level, level.lower()):
+            runner.invoke(app, ["tbus", "--log-level", written])
+        assert [config.server.log_level for config in served] == [level, level]
+
+    @pytest.mark.parametrize(
+        "flags", [["--client-limit", "0"], ["--port", "65536"], ["--log-level", "loud"], ["--mqtt-port", "1"]]
+    )
+    def test_tbus_refuses_a_bad_flag(self, served: list[Config], flags: list[str]) -> None:
+        assert runner.invoke(app, ["tbus", *flags]).exit_code == 2
+        assert served == []
+
     def test_it_serves_says_where_and_stops(self, tmp_path: Path) -> None:
         with subprocess.Popen(
-            [sys.executable, "-m", "polybus", "serve", "--mqtt-port", "0"],
+            [sys.executable, "-m", "polybus", "serve", "--mqtt-port", "0", "--tbus-port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -96,6 +133,7 @@ class TestServe:
                 process.stdout.readline()
                 where = re.fullmatch(r"\s*mqtt://127\.0\.0\.1:(\d+)\n", process.stdout.readline())
                 assert where
+                assert re.fullmatch(r"\s*tbus://127\.0\.0\.1:[1-9]\d*\n", process.stdout.readline())
                 with socket.create_connection(("127.0.0.1", int(where[1])), timeout=10) as client:
                     client.sendall(bytes.fromhex("100d00044d51545404020000000161"))  # CONNECT, client id "a"
                     assert client.recv(4) == bytes.fromhex("20020000")
@@ -107,10 +145,14 @@ class TestServe:
     def test_a_taken_port_is_one_line(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            done = polybus_command("serve", "--mqtt-port", str(port), "--log-level", "none")
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert f"mqtt://127.0.0.1:{port}" in done.stderr
+            done = polybus_command("serve", "--mqtt-port", str(port), "--tbus-port", "0", "--log-level", "none")
+            assert done.returncode == 2
+            assert len(done.stderr.splitlines()) == 1
+            assert f"mqtt://127.0.0.1:{port}" in done.stderr
+            assert "(--mqtt-port)" in done.stderr
+            done = polybus_command("tbus", "--port", str(port), "--log-level", "none")
+            assert done.returncode == 2
+            assert f"tbus://127.0.0.1:{port}" in done.stderr
 
 
 class TestConfigCheck:
@@ -189,17 +231,29 @@ class TestConfigShow:
             [[listener]]
             kind = "websocket"
             port = 0
+            [[listener]]
+            protocol = "tbus"
+            port = 0
             [auth]
             password_file = "users"
             acl_file = "rules.toml"
             [mqtt]
             sys_interval_s = 0.5
+            [tbus]
+            bulk = "off"
+            [requests]
+            concurrency = 2
+            [[service]]
+            filter = "a/#"
+            answer_within_s = 0.5
+            [server]
+            event_file = "events"
             """
         )
         shown = tmp_path / "shown.toml"
         shown.write_text(runner.invoke(app, ["config", "show", "-c", str(path)]).stdout)
         first, second = load(path), load(shown)
-        for part in ("server", "listeners", "limits", "mqtt", "acl"):
+        for part in ("server", "listeners", "limits", "mqtt", "tbus", "requests", "services", "acl"):
             assert getattr(first, part) == getattr(second, part)
         assert second.auth.password_file == first.auth.password_file
         assert second.auth.anonymous_is_welcome is first.auth.anonymous_is_welcome is False

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from polybus.broker.limits import Limits
+from polybus.broker.services import STRATEGIES, ServiceRule
 from polybus.errors import ConfigError
 from polybus.ops.config import (
     RANGES,
@@ -15,6 +16,8 @@ from polybus.ops.config import (
     Config,
     Listener,
     Overrides,
+    ServiceStrategy,
+    Tbus,
     load,
     reload,
     reloadable_difference,
@@ -34,9 +37,12 @@ def refusal(path: Path | None, overrides: Overrides = Overrides()) -> str:  # no
 
 
 class TestRight:
-    def test_without_a_file_mqtt_is_served_on_loopback(self) -> None:
+    def test_without_a_file_mqtt_and_tbus_are_served_on_loopback(self) -> None:
         config = load(None)
-        assert [listener.url for listener in config.listeners] == ["mqtt://127.0.0.1:1883"]
+        assert [listener.url for listener in config.listeners] == [
+            "mqtt://127.0.0.1:1883",
+            "tbus://127.0.0.1:5035",
+        ]
         assert config.limits == Limits()
         assert config == Config()
 
@@ -85,6 +91,13 @@ class TestRight:
             ('kind = "tls"\ncertificate = "c"\nprivate_key = "k"', "mqtts://127.0.0.1:8883"),
             ('kind = "wss"\ncertificate = "c"\nprivate_key = "k"\nhost = "::1"', "wss://[::1]:8084/mqtt"),
             ('kind = "unix"\npath = "/run/bus.sock"', "mqtt+unix:///run/bus.sock"),
+            ('protocol = "tbus"', "tbus://127.0.0.1:5035"),
+            ('protocol = "tbus"\nport = 0\nhost = "::1"', "tbus://[::1]:0"),
+            (
+                'protocol = "tbus"\nkind = "tls"\ncertificate = "c"\nprivate_key = "k"',
+                "tbuss://127.0.0.1:5036",
+            ),
+            ('protocol = "tbus"\nkind = "unix"\npath = "/run/tbus.sock"', "tbus+unix:///run/tbus.sock"),
         ],
     )
     def test_a_listener_gets_what_its_kind_implies(self, tmp_path: Path, lines: str, url: str) -> None:
@@ -129,6 +142,47 @@ class TestRight:
         write(tmp_path, "", "users")
         assert load(write(tmp_path, f"[auth]\n{auth}")).auth.anonymous_is_welcome is is_welcome
 
+    @pytest.mark.parametrize(
+        "reference", ["", "10.0.0.2:5035", "10.0.0.2:5035;10.0.0.3:65535", "[::1]:1;127.0.0.1:1"]
+    )
+    def test_other_brokers(self, tmp_path: Path, reference: str) -> None:
+        config = load(write(tmp_path, f'[tbus]\nserver_reference = "{reference}"\nbulk = "fixed"'))
+        assert config.tbus == Tbus(bulk="fixed", server_reference=reference)
+
+    def test_services(self, tmp_path: Path) -> None:
+        config = load(
+            write(
+                tmp_path,
+                """
+                [requests]
+                timeout_s = 5
+                strategy = "random"
+                concurrency = 3
+                answer_within_s = 1.5
+                [[service]]
+                filter = "slow/#"
+                concurrency = 1
+                answer_within_s = 0
+                [[service]]
+                filter = "#"
+                strategy = "fastest"
+                """,
+            )
+        )
+        assert config.requests.timeout_s == 5.0
+        assert config.requests.default_rule() == ServiceRule("#", "random", 3, 1.5)
+        assert config.service_rules() == (
+            ServiceRule("slow/#", "random", 1, 0.0),
+            ServiceRule("#", "fastest", 3, 1.5),
+        )
+
+    def test_without_any_the_broker_s_own_rule_holds(self) -> None:
+        assert load(None).service_rules() == ()
+        assert load(None).requests.default_rule() == ServiceRule()
+
+    def test_the_broker_knows_the_same_strategies(self) -> None:
+        assert get_args(ServiceStrategy) == tuple(STRATEGIES)
+
 
 class TestFlags:
     def test_they_win_over_the_file(self, tmp_path: Path) -> None:
@@ -152,6 +206,24 @@ class TestFlags:
 
     def test_listeners_must_not_collide_through_them(self) -> None:
         assert "choose another port" in refusal(None, Overrides(mqtt_port=99, ws_port=99))
+        assert "choose another port" in refusal(None, Overrides(mqtt_port=5035))
+        load(None, Overrides(mqtt_port=5035, tbus_port=0))
+
+    def test_each_protocol_has_its_port(self, tmp_path: Path) -> None:
+        path = write(tmp_path, '[[listener]]\nprotocol = "tbus"\nport = 7\n[[listener]]\nport = 8')
+        ports = [listener.port for listener in load(path, Overrides(mqtt_port=3, tbus_port=4)).listeners]
+        assert ports == [4, 3]
+        alone = write(tmp_path, "[[listener]]\nport = 8")
+        assert [each.url for each in load(alone, Overrides(tbus_port=0)).listeners] == [
+            "mqtt://127.0.0.1:8",
+            "tbus://127.0.0.1:0",
+        ]
+
+    def test_one_protocol_only(self) -> None:
+        flags = Overrides(only="tbus", host="0.0.0.0", tbus_port=5040, connections=3)
+        config = reload(load(None, flags))
+        assert [listener.url for listener in config.listeners] == ["tbus://0.0.0.0:5040"]
+        assert config.limits.connections == 3
 
     def test_a_data_dir_that_is_a_file_is_told_by_its_flag(self, tmp_path: Path) -> None:
         path = write(tmp_path, "")
@@ -251,6 +323,64 @@ WRONG = [
         "choose another path",
     ),
     ("data_dir is a file", '[server]\ndata_dir = "bus.toml"', "server.data_dir", "is not a folder"),
+    ("no folder for events", '[server]\nevent_file = "no/e.jsonl"', "server.event_file", "create it first"),
+    (
+        "one file for two",
+        '[server]\nlog_file = "f"\nevent_file = "f"',
+        "server.event_file",
+        "a file of its own",
+    ),
+    (
+        "TBus over WebSocket",
+        '[[listener]]\nprotocol = "tbus"\nkind = "websocket"',
+        "listener[0].kind",
+        'choose kind = "tcp" or "tls" or "unix", or protocol = "mqtt"',
+    ),
+    ("bad protocol", '[[listener]]\nprotocol = "tbuss"', "listener[0].protocol", 'did you mean "tbus"?'),
+    (
+        "same address for two protocols",
+        '[[listener]]\nport = 5035\n[[listener]]\nprotocol = "tbus"',
+        "listener[1].port",
+        "tbus://127.0.0.1:5035 is taken by listener[0]",
+    ),
+    ("bad bulk", '[tbus]\nbulk = "on"', "tbus.bulk", 'one of "adaptive", "fixed", "off", got "on"'),
+    *(
+        (f"other broker {place!r}", f'[tbus]\nserver_reference = "{place}"', "tbus.server_reference", remedy)
+        for place, remedy in [
+            ("10.0.0.2", "'10.0.0.2' is not ip:port"),
+            ("10.0.0.2:0", "10.0.0.2:5035;10.0.0.3:5035"),
+            ("10.0.0.2:65536", "is not ip:port"),
+            ("10.0.0.2:+5", "is not ip:port"),
+            ("bus.example:5035", "is not ip:port"),
+            ("::1:5035", '"[::1]:5035"'),
+            ("[10.0.0.2]:5035", "is not ip:port"),
+            ("10.0.0.2:5035;", "'' is not ip:port"),
+            ("10.0.0.2:5035; 10.0.0.3:5035", "' 10.0.0.3:5035' is not ip:port"),
+        ]
+    ),
+    ("no time", "[requests]\ntimeout_s = 0", "requests.timeout_s", "a number from 0.1 to 4294967295, got 0"),
+    ("bad strategy", '[requests]\nstrategy = "fast"', "requests.strategy", 'did you mean "fastest"?'),
+    ("no requests at once", "[requests]\nconcurrency = 0", "requests.concurrency", "from 1 to 65535, got 0"),
+    ("service without filter", "[[service]]\nconcurrency = 2", "service[0].filter", "is missing"),
+    (
+        "service with a bad filter",
+        '[[service]]\nfilter = "a"\n[[service]]\nfilter = "a/#/b"',
+        "service[1].filter",
+        "must be the last level",
+    ),
+    ("shared service", '[[service]]\nfilter = "$share/g/a"', "service[0].filter", "without $share/<name>/"),
+    (
+        "service twice",
+        '[[service]]\nfilter = "a"\n[[service]]\nfilter = "a"\nconcurrency = 2',
+        "service[1].filter",
+        "the first holds",
+    ),
+    (
+        "service with too many",
+        '[[service]]\nfilter = "a"\nconcurrency = 65536',
+        "service[0].concurrency",
+        "from 1 to 65535, got 65536",
+    ),
     ("no folder for logs", '[server]\nlog_file = "no/bus.log"', "server.log_file", "create it first"),
     (
         "no memory for a packet",
@@ -353,22 +483,29 @@ class TestReload:
         write(tmp_path, "[limits]\nconnections = 9")
         new = reload(old)
         assert new.limits.connections == 9
-        assert [listener.port for listener in new.listeners] == [5]
+        assert [listener.port for listener in new.listeners] == [5, 5035]
         assert reloadable_difference(old, new) == []
 
     @pytest.mark.parametrize(
         ("text", "keys"),
         [
             ('[server]\ndata_dir = "d"\nlog_level = "DEBUG"', ["server.data_dir"]),
-            ("[[listener]]\nport = 1884", ["listener[0].port"]),
+            ("port = 1884", ["listener[0].port"]),
             ('[[acl]]\ntopic = "a"\n[mqtt]\nqueue_qos0 = true\n[limits]\nsessions = 1', []),
+            (
+                '[tbus]\nbulk = "off"\n[requests]\ntimeout_s = 1\n[[service]]\nfilter = "a"\n'
+                '[server]\nevent_file = "e"\n[limits]\nstored_messages = 1',
+                [],
+            ),
         ],
     )
     def test_what_needs_a_restart_is_named(self, tmp_path: Path, text: str, keys: list[str]) -> None:
+        listeners = '[[listener]]\n{}\n[[listener]]\nprotocol = "tbus"\n'
+        text = listeners.format(text) if text.startswith("port") else text
         assert reloadable_difference(load(None), load(write(tmp_path, text))) == keys
 
     def test_a_listener_more_or_less_needs_a_restart(self, tmp_path: Path) -> None:
-        one = load(None)
+        one = load(write(tmp_path, "[[listener]]"))
         two = load(write(tmp_path, '[[listener]]\n[[listener]]\nkind = "websocket"'))
         assert "listener[1].kind" in reloadable_difference(one, two)
         assert reloadable_difference(one, two) == reloadable_difference(two, one)

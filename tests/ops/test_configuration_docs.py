@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 
+from polybus.broker.services import ServiceRule
 from polybus.ops.config import RANGES, SECTIONS, load
 from polybus.ops.tables import in_words
 
 DOCS = Path(__file__).parents[2] / "docs"
 BY_KIND = {"listener.port", "listener.path"}
-"""Their default depends on the listener's kind; see TestRight in test_config."""
+"""Their default depends on the listener's protocol and kind; see TestRight in test_config."""
+INHERITED = {"service.strategy", "service.concurrency", "service.answer_within_s"}
 
 
 def documented() -> dict[str, tuple[str, str]]:
@@ -33,6 +35,7 @@ def expected() -> dict[str, tuple[str, str]]:
             key = f"{section}.{field.encode_name}"
             default = "needed" if field.required else f"`{json.dumps(field.default)}`"
             default = "by kind" if key in BY_KIND else default.replace("`null`", "none")
+            default = "as `[requests]`" if key in INHERITED else default
             low_high = f" from {RANGES[key][0]} to {RANGES[key][1]}" if key in RANGES else ""
             rows[key] = (default, in_words(field.type) + low_high)
     return rows
@@ -44,7 +47,11 @@ def test_every_key_is_documented_as_it_is() -> None:
 
 def test_the_example_loads() -> None:
     config = load(DOCS / "polybus.example.toml")
-    assert [listener.kind for listener in config.listeners] == ["tcp", "websocket"]
+    assert [listener.url for listener in config.listeners] == [
+        "mqtt://127.0.0.1:1883",
+        "tbus://127.0.0.1:5035",
+        "ws://127.0.0.1:8083/mqtt",
+    ]
 
 
 def test_what_the_example_shows_in_comments_is_right_too(tmp_path: Path) -> None:
@@ -56,15 +63,26 @@ def test_what_the_example_shows_in_comments_is_right_too(tmp_path: Path) -> None
     path = tmp_path / "bus.toml"
     path.write_text(uncommented)
     config = load(path)
-    assert [listener.kind for listener in config.listeners] == ["tcp", "websocket", "tls", "unix"]
+    assert [(each.protocol, each.kind) for each in config.listeners] == [
+        ("mqtt", "tcp"),
+        ("tbus", "tcp"),
+        ("mqtt", "websocket"),
+        ("mqtt", "tls"),
+        ("mqtt", "unix"),
+        ("tbus", "unix"),
+    ]
     assert len(config.acl) == 2
+    assert config.server.event_file == tmp_path / "polybus-events.jsonl"
+    assert config.tbus.server_reference.count(";") == 1
+    assert [service.filter for service in config.services] == ["render/#"]
     assert config.auth.password_file == tmp_path / "users.txt"
 
 
-def test_rules_shown_in_the_documentation_load(tmp_path: Path) -> None:
+def test_what_the_documentation_shows_loads(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        path = tmp_path / "bus.toml"
-        path.write_text(block)
-        assert load(path).acl
+    assert len(blocks) == 2
+    path = tmp_path / "bus.toml"
+    path.write_text("\n".join(blocks))
+    config = load(path)
+    assert len(config.acl) == 4
+    assert config.service_rules() == (ServiceRule("render/#", "round_robin", 4, 30.0),)

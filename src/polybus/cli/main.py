@@ -7,17 +7,19 @@ import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import tomli_w
 import typer
 
 import polybus
-from polybus.cli import messages
+from polybus.broker.limits import Limits
+from polybus.cli import control, messages
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
-from polybus.ops.config import LISTENER_KEYS, Config, LogFormat, LogLevel, Overrides, load
+from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
+from polybus.ops.listeners import LISTENER_KEYS
 from polybus.ops.passwords import set_password
 from polybus.ops.tls import server_context
 
@@ -47,6 +49,9 @@ MqttPortOption = Annotated[
 WsPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Port for MQTT over WebSocket; 0: any. (default: none)")
 ]
+TbusPortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port for TBus over TCP; 0: any. (default: 5035)")
+]
 DataDirOption = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="For durable state; reserved, all is in memory yet.")
 ]
@@ -73,6 +78,7 @@ def serve(
     host: HostOption = None,
     mqtt_port: MqttPortOption = None,
     ws_port: WsPortOption = None,
+    tbus_port: TbusPortOption = None,
     data_dir: DataDirOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -83,7 +89,7 @@ def serve(
 
     Examples:
 
-    [green]polybus serve[/green]                                MQTT on 127.0.0.1:1883
+    [green]polybus serve[/green]                                MQTT on 127.0.0.1:1883, TBus on 5035
 
     [green]polybus serve --host 0.0.0.0 --ws-port 8083[/green]  for everyone, and for browsers
 
@@ -96,15 +102,54 @@ def serve(
                 host=host,
                 mqtt_port=mqtt_port,
                 ws_port=ws_port,
+                tbus_port=tbus_port,
                 data_dir=data_dir,
                 log_level=log_level,
                 log_format=log_format,
             ),
         )
-        # Only this command needs the event loop and the whole server.
-        from polybus.net.server import run
+        _serve(settings)
 
-        raise typer.Exit(run(settings))
+
+@app.command()
+def tbus(
+    ip: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 5035,
+    client_limit: Annotated[
+        int | None,
+        typer.Option(
+            min=int(RANGES["limits.connections"][0]),
+            max=int(RANGES["limits.connections"][1]),
+            help=f"Clients connected at once. (default: {Limits().connections})",
+        ),
+    ] = None,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Start a bus that speaks TBus only, with the flags that TBus's own broker has.
+
+    Levels from everything to nothing: ALL and TRACE, DEBUG, INFO, WARN, ERROR, FATAL, NONE.
+    TLS, passwords, MQTT beside TBus, and the rest: [green]polybus serve --config polybus.toml[/green]
+
+    Examples:
+
+    [green]polybus tbus[/green]                                     on 127.0.0.1:5035
+
+    [green]polybus tbus --ip 0.0.0.0 --port 5040[/green]            for everyone
+
+    [green]polybus tbus --client-limit 200 --log-level ALL[/green]  the 201st is refused; logs everything
+    """
+    with errors_in_one_line():
+        overrides = Overrides(
+            host=ip, tbus_port=port, only="tbus", connections=client_limit, log_level=log_level
+        )
+        _serve(load(None, overrides))
+
+
+def _serve(settings: Config) -> NoReturn:
+    # Only what serves needs the event loop and the whole server.
+    from polybus.net.server import run
+
+    raise typer.Exit(run(settings))
 
 
 @config_app.command()
@@ -169,6 +214,7 @@ def passwd(
 
 
 messages.register(app)
+control.register(app)
 
 
 @contextmanager
@@ -193,8 +239,10 @@ def summary(config: Config) -> list[str]:
         *(f"listens at {listener.url}" for listener in config.listeners),
         f"lets in: {', '.join(ways_in)}",
         f"access rules: {len(config.acl) or 'none, everything is allowed'}",
+        *([f"services with rules of their own: {len(config.services)}"] if config.services else []),
         "durable state: none, memory only",
         f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",
+        *([f"events: to {server.event_file}"] if server.event_file else []),
     ]
 
 
@@ -208,6 +256,9 @@ def as_document(config: Config) -> dict[str, Any]:
         "listener": [_as_table(each, LISTENER_KEYS[each.kind]) for each in config.listeners],
         "limits": _as_table(config.limits),
         "mqtt": _as_table(config.mqtt),
+        "tbus": _as_table(config.tbus),
+        "requests": _as_table(config.requests),
+        **({"service": [_as_table(service) for service in config.services]} if config.services else {}),
         "auth": _as_table(auth),
         **({"acl": [_as_table(rule) for rule in config.acl]} if config.acl else {}),
     }

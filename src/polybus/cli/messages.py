@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Container, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -113,9 +113,16 @@ def connection_from_options(
     return Connection(url, arguments)
 
 
-def command_with_connection(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., None]:
-    """A Typer command out of a coroutine: its own options, and those of `connection_from_options`."""
-    shared = inspect.signature(connection_from_options).parameters
+def command_with_connection(
+    command: Callable[..., Coroutine[Any, Any, int]], without: Container[str] = ()
+) -> Callable[..., None]:
+    """A Typer command out of a coroutine: its own options, and those of `connection_from_options`
+    that are not in `without`."""
+    shared = {
+        name: parameter
+        for name, parameter in inspect.signature(connection_from_options).parameters.items()
+        if name not in without
+    }
     own = {
         name: parameter
         for name, parameter in inspect.signature(command).parameters.items()

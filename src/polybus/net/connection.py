@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from polybus.broker.links import Port
 
@@ -36,8 +36,12 @@ class Peer:
         self.certificate_name = _certificate_name(transport)
 
 
+MakeLink: TypeAlias = Callable[[Port, Peer, float], ServedLink]
+"""A new link of the listener's protocol, for this port and peer, at this time."""
+
+
 class Reception(Protocol):
-    """What a listener has: a way to make links, and the book of open connections."""
+    """What all listeners share: the book of open connections."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -46,8 +50,6 @@ class Reception(Protocol):
 
     def leave(self, connection: "Connection") -> None: ...
 
-    def make_link(self, port: Port, peer: Peer, now: float) -> ServedLink: ...
-
     def hold_parts(self, size: int) -> bool:
         """Count bytes kept of what is not whole yet (negative: given back); False: there is no room."""
 
@@ -55,10 +57,11 @@ class Reception(Protocol):
 class Connection(asyncio.Protocol):
     """A stream socket whose bytes are the protocol's bytes: TCP, TLS, Unix."""
 
-    __slots__ = ("_link", "_now", "_reception", "_transport")
+    __slots__ = ("_link", "_make_link", "_now", "_reception", "_transport")
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: Reception, make_link: MakeLink) -> None:
         self._reception = reception
+        self._make_link = make_link
         self._now: Callable[[], float] = reception.loop.time
         self._link: ServedLink | None = None
         self._transport: asyncio.Transport | None = None
@@ -70,7 +73,7 @@ class Connection(asyncio.Protocol):
             return
         self._transport = stream
         stream.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._link = self._reception.make_link(self.port(stream), Peer(stream), self._now())
+        self._link = self._make_link(self.port(stream), Peer(stream), self._now())
 
     def port(self, transport: asyncio.Transport) -> Port:
         return StreamPort(transport, self._reception.loop)

@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,13 +24,14 @@ from polybus.broker.broker import Broker
 from polybus.broker.links import Port
 from polybus.errors import ConfigError, PolybusError
 from polybus.net import descriptors, tls_listener
-from polybus.net.connection import LINGER_S, Connection, Peer
+from polybus.net.connection import LINGER_S, Connection, MakeLink, Peer, ServedLink
 from polybus.net.tls_listener import TlsListener
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
 from polybus.ops.access import build_access, close_access
-from polybus.ops.config import Config, Listener
+from polybus.ops.config import Config
+from polybus.ops.listeners import WAYS, Listener, ListenerProtocol
 from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
@@ -54,13 +55,19 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 def run(config: Config) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code."""
-    ops_logging.configure(config.server.log_level, config.server.log_format, config.server.log_file)
+    _configure_logging(config)
+    ops_logging.leave_out_unused()
     _keep_freed_memory()
     descriptors.make_room(config.limits.connections)
     try:
         return uvloop.run(_serve(config))
     except KeyboardInterrupt:
         return 0
+
+
+def _configure_logging(config: Config) -> None:
+    server = config.server
+    ops_logging.configure(server.log_level, server.log_format, server.log_file, server.event_file)
 
 
 def _keep_freed_memory() -> None:
@@ -107,7 +114,11 @@ class Server:
         self.broker.now = self.loop.time()
         self.broker.timers.on_earlier = self._arm
         self.urls: list[str] = []
-        self._options = _mqtt_options(config)
+        self._mqtt_options = _mqtt_options(config)
+        self._makers: Mapping[ListenerProtocol, MakeLink] = {
+            "mqtt": self._make_mqtt_link,
+            "tbus": self._make_tbus_link,
+        }
         self._servers: list[asyncio.Server | TlsListener] = []
         self._sockets: list[Path] = []
         self._connections: set[Connection] = set()
@@ -158,7 +169,7 @@ class Server:
         try:
             new = configuration.reload(self.config)
             access = build_access(new)
-            ops_logging.configure(new.server.log_level, new.server.log_format, new.server.log_file)
+            _configure_logging(new)
         except PolybusError as error:
             log.error("configuration not reloaded", extra={"fields": {"error": str(error)}})
             return
@@ -171,7 +182,7 @@ class Server:
             drop_oldest=new.mqtt.queue_full == "drop_oldest",
             queue_qos0=new.mqtt.queue_qos0,
         )
-        self._options = _mqtt_options(new)
+        self._mqtt_options = _mqtt_options(new)
         # The listeners stay as they are, so the next reload must compare with those.
         self.config = msgspec.structs.replace(new, listeners=self.config.listeners)
         log.info("configuration reloaded")
@@ -195,20 +206,25 @@ class Server:
         if not self._connections:
             self._emptied.set()
 
-    def make_link(self, port: Port, peer: Peer, now: float) -> MqttLink:
+    def hold_parts(self, size: int) -> bool:
+        self.broker.partial_bytes += size
+        return self.broker.has_room_for_parts()
+
+    # -- links -----------------------------------------------------------------------------------
+
+    def _make_mqtt_link(self, port: Port, peer: Peer, now: float) -> ServedLink:
         return MqttLink(
             self.broker,
             port,
-            self._options,
+            self._mqtt_options,
             _new_client_id,
             peer=peer.address,
             certificate_name=peer.certificate_name,
             now=now,
         )
 
-    def hold_parts(self, size: int) -> bool:
-        self.broker.partial_bytes += size
-        return self.broker.has_room_for_parts()
+    def _make_tbus_link(self, port: Port, peer: Peer, now: float) -> ServedLink:
+        raise NotImplementedError("TBus sessions are not there yet")
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -253,17 +269,20 @@ class Server:
     # -- listeners -------------------------------------------------------------------------------
 
     async def _listen(self, listener: Listener) -> None:
-        factory: Callable[[], Connection] = lambda: Connection(self)  # noqa: E731 (replaced below)
+        make_link = self._makers[listener.protocol]
+        factory: Callable[[], Connection] = lambda: Connection(self, make_link)  # noqa: E731 (replaced below)
         if listener.is_websocket:
             factory = lambda: WebSocketConnection(  # noqa: E731
-                self, listener.path, self.config.limits.packet_size_bytes, listener.allowed_origins
+                self, make_link, listener.path, self.config.limits.packet_size_bytes, listener.allowed_origins
             )
         try:
             server = await self._open(listener, factory)
         except OSError as error:
+            flag = WAYS[listener.protocol, listener.kind].flag
+            hint = f" (--{flag.replace('_', '-')})" if flag else ""
             raise ConfigError(
                 f"cannot listen on {listener.url}: {_reason(error)};"
-                " choose another address or port, or stop what uses it"
+                f" choose another address or port{hint}, or stop what uses it"
             ) from error
         self._servers.append(server)
         self.urls.append(_actual_url(listener, server))

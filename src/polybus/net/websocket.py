@@ -15,7 +15,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from polybus.broker.links import Port
-from polybus.net.connection import Connection, Reception, StreamPort
+from polybus.net.connection import Connection, MakeLink, Reception, StreamPort
 
 SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 LEAST_MESSAGE_LIMIT: Final = 1024 * 1024
@@ -30,11 +30,12 @@ class WebSocketConnection(Connection):
     def __init__(
         self,
         reception: Reception,
+        make_link: MakeLink,
         path: str,
         packet_size_bytes: int,
         allowed_origins: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(reception)
+        super().__init__(reception, make_link)
         self._path = path
         self._is_blocked = False
         self._takes_frames = False

@@ -5,27 +5,28 @@ nothing and touches nothing. Each problem becomes one line that names the file, 
 wrong and what would be right; all problems of a file are told at once.
 """
 
-import os
+import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
 from polybus.broker.limits import Limits
+from polybus.broker.services import ServiceRule
 from polybus.broker.topics import InvalidTopic, parse_filter
-from polybus.errors import ConfigError
-from polybus.ops.tables import Reader, read_toml, reason_of
+from polybus.ops.listeners import DEFAULT_LISTENERS, Flags, Listener, read_listeners, with_flags
+from polybus.ops.tables import Reader, check_readable, read_toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 LogLevel: TypeAlias = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "NONE"]
 LogFormat: TypeAlias = Literal["text", "json"]
-ListenerKind: TypeAlias = Literal["tcp", "tls", "websocket", "wss", "unix"]
 SharedStrategy: TypeAlias = Literal["round_robin", "random", "sticky", "fewest_in_flight"]
 QueueFull: TypeAlias = Literal["drop_newest", "drop_oldest"]
+Bulk: TypeAlias = Literal["adaptive", "fixed", "off"]
+ServiceStrategy: TypeAlias = Literal["first_free", "round_robin", "random", "fastest"]
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -35,40 +36,8 @@ class Server(msgspec.Struct, frozen=True):
     log_format: LogFormat = "text"
     log_file: Path | None = None
     """None: standard error."""
-
-
-class Listener(msgspec.Struct, frozen=True):
-    """`load` has filled in the port and path that its kind implies."""
-
-    kind: ListenerKind = "tcp"
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0: any free port. A Unix socket has none."""
-    path: str = ""
-    """A Unix socket's file, or the HTTP path of a WebSocket."""
-    certificate: Path | None = None
-    private_key: Path | None = None
-    client_ca: Path | None = None
-    """Authorities whose client certificates are accepted."""
-    require_client_certificate: bool = False
-    allowed_origins: tuple[str, ...] = ()
-    """Web sites whose pages may connect by WebSocket. Empty: any."""
-
-    @property
-    def is_encrypted(self) -> bool:
-        return self.kind in ("tls", "wss")
-
-    @property
-    def is_websocket(self) -> bool:
-        return self.kind in ("websocket", "wss")
-
-    @property
-    def url(self) -> str:
-        """What a client would connect to."""
-        if self.kind == "unix":
-            return f"mqtt+unix://{quote(os.path.abspath(self.path))}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{URL_SCHEMES[self.kind]}://{host}:{self.port}{self.path}"
+    event_file: Path | None = None
+    """Every event of `broker.events`, as JSON lines, whatever the log level. None: nowhere."""
 
 
 class Mqtt(msgspec.Struct, frozen=True):
@@ -83,6 +52,44 @@ class Mqtt(msgspec.Struct, frozen=True):
     """Told to MQTT 5.0 clients that ask for it: a topic prefix for their answers. Empty: not told."""
     server_reference: str = ""
     """Another server, named to MQTT 5.0 clients that are refused because this one is full."""
+
+
+class Tbus(msgspec.Struct, frozen=True):
+    bulk: Bulk = "adaptive"
+    """How messages to a client that takes bulks are gathered: as they come, by the document's window, never."""
+    server_reference: str = ""
+    """Other brokers as `ip:port;ip:port`, named to clients that are refused because this one is full."""
+
+
+class Requests(msgspec.Struct, frozen=True):
+    timeout_s: float = 60.0
+    """The life of a request that names no timeout."""
+    strategy: ServiceStrategy = "first_free"
+    concurrency: int = 1
+    """Requests an instance of a service has at once, if it does not say so itself."""
+    answer_within_s: float = 0.0
+    """How long an instance has before another one gets the request; 0: as long as the request lives."""
+
+    def default_rule(self) -> ServiceRule:
+        """What holds for requests that no `[[service]]` is about."""
+        return ServiceRule("#", self.strategy, self.concurrency, self.answer_within_s)
+
+
+class Service(msgspec.Struct, frozen=True):
+    """None: as `[requests]` has it."""
+
+    filter: str
+    strategy: ServiceStrategy | None = None
+    concurrency: int | None = None
+    answer_within_s: float | None = None
+
+    def rule(self, requests: Requests) -> ServiceRule:
+        return ServiceRule(
+            self.filter,
+            requests.strategy if self.strategy is None else self.strategy,
+            requests.concurrency if self.concurrency is None else self.concurrency,
+            requests.answer_within_s if self.answer_within_s is None else self.answer_within_s,
+        )
 
 
 class Auth(msgspec.Struct, frozen=True):
@@ -114,25 +121,24 @@ class AclRule(msgspec.Struct, frozen=True):
     permission: Literal["allow", "deny"] = "allow"
 
 
-class Overrides(msgspec.Struct, frozen=True):
+class Overrides(Flags, frozen=True):
     """What the command line says; None: nothing."""
 
-    host: str | None = None
-    """Of every network listener."""
-    mqtt_port: int | None = None
-    """Of the first TCP listener; one is added if there is none."""
-    ws_port: int | None = None
-    """Of the first WebSocket listener; one is added if there is none."""
     data_dir: Path | None = None
     log_level: LogLevel | None = None
     log_format: LogFormat | None = None
+    connections: int | None = None
+    """Instead of `limits.connections`."""
 
 
 class Config(msgspec.Struct, frozen=True):
     server: Server = Server()
-    listeners: tuple[Listener, ...] = msgspec.field(default=(Listener(port=1883),), name="listener")
+    listeners: tuple[Listener, ...] = msgspec.field(default=DEFAULT_LISTENERS, name="listener")
     limits: Limits = Limits()
     mqtt: Mqtt = Mqtt()
+    tbus: Tbus = Tbus()
+    requests: Requests = Requests()
+    services: tuple[Service, ...] = msgspec.field(default=(), name="service")
     auth: Auth = Auth()
     acl: tuple[AclRule, ...] = ()
     """The rules in force, from the configuration or from `auth.acl_file`."""
@@ -141,10 +147,10 @@ class Config(msgspec.Struct, frozen=True):
     overrides: Overrides = Overrides()
     """The flags laid over it, for `reload`; not a key."""
 
+    def service_rules(self) -> tuple[ServiceRule, ...]:
+        """In the order of the file: the first whose filter matches a request's topic holds."""
+        return tuple(service.rule(self.requests) for service in self.services)
 
-URL_SCHEMES: Final[Mapping[str, str]] = {"tcp": "mqtt", "tls": "mqtts", "websocket": "ws", "wss": "wss"}
-DEFAULT_PORTS: Final[Mapping[str, int]] = {"tcp": 1883, "tls": 8883, "websocket": 8083, "wss": 8084}
-DEFAULT_WEBSOCKET_PATH: Final = "/mqtt"
 
 _DAY_S: Final = 24 * 3600
 _TIB: Final = 1024**4
@@ -173,8 +179,20 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "limits.retained_messages": (0, 1_000_000_000),
     "limits.retained_bytes": (0, _TIB),
     "limits.publish_rate_per_client": (0, 1_000_000_000),
+    "limits.stored_messages": (0, 1_000_000_000),
+    "limits.stored_bytes": (0, _TIB),
+    "limits.requests": (1, 1_000_000_000),
+    # A TBus client tells its requests apart by a PacketId of 16 bits.
+    "limits.requests_per_client": (1, _U16),
+    "limits.request_ends_kept_s": (0, _U32),
     "limits.memory_bytes": (1024 * 1024, _TIB),
     "mqtt.sys_interval_s": (0, _DAY_S),
+    # As far as TBus's Timeout and MQTT's Message Expiry Interval go.
+    "requests.timeout_s": (0.1, _U32),
+    "requests.concurrency": (1, _U16),
+    "requests.answer_within_s": (0, _U32),
+    "service.concurrency": (1, _U16),
+    "service.answer_within_s": (0, _U32),
 }
 """How far each number may go, both ends included."""
 
@@ -186,6 +204,9 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "listener": Listener,
     "limits": Limits,
     "mqtt": Mqtt,
+    "tbus": Tbus,
+    "requests": Requests,
+    "service": Service,
     "auth": Auth,
     "acl": AclRule,
 }
@@ -194,18 +215,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     for section, struct in SECTIONS.items()
     for field in msgspec.structs.fields(struct)
 }
-
-_NETWORK_KEYS: Final = frozenset({"kind", "host", "port"})
-_TLS_KEYS: Final = frozenset({"certificate", "private_key", "client_ca", "require_client_certificate"})
-_WEBSOCKET_KEYS: Final = frozenset({"path", "allowed_origins"})
-LISTENER_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "tcp": _NETWORK_KEYS,
-    "tls": _NETWORK_KEYS | _TLS_KEYS,
-    "websocket": _NETWORK_KEYS | _WEBSOCKET_KEYS,
-    "wss": _NETWORK_KEYS | _TLS_KEYS | _WEBSOCKET_KEYS,
-    "unix": frozenset({"kind", "path"}),
-}
-"""Which keys mean something for which kind of listener."""
 
 
 def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # noqa: B008 (frozen)
@@ -217,16 +226,20 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
             reader.unknown(name, name, SECTIONS, _ELSEWHERE)
 
     server = _with_flags(_section(reader, document, "server", Server), overrides)
-    limits = _section(reader, document, "limits", Limits)
+    limits = _limits_with_flags(_section(reader, document, "limits", Limits), overrides)
     mqtt = _section(reader, document, "mqtt", Mqtt)
+    tbus = _section(reader, document, "tbus", Tbus)
+    requests = _section(reader, document, "requests", Requests)
     auth = _section(reader, document, "auth", Auth)
-    listeners = _read_listeners(reader, document.get("listener", []))
+    listeners = read_listeners(reader, document.get("listener", []), _ELSEWHERE)
+    services = _read_services(reader, document.get("service", []))
     acl = _read_acl(reader, document.get("acl", []))
     if auth.acl_file and "acl" in document:
         reader.problem("auth.acl_file", "there are [[acl]] rules here too; keep the rules in one place")
     _check_server(reader, server, overrides)
     _check_limits(reader, limits)
     _check_mqtt(reader, mqtt)
+    _check_tbus(reader, tbus)
     _check_auth(reader, auth)
     reader.finish()
 
@@ -234,9 +247,12 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
         acl = _read_acl_file(auth.acl_file)
     return Config(
         server=server,
-        listeners=_listeners_with_flags(list(listeners or Config().listeners), overrides),
+        listeners=with_flags(listeners or DEFAULT_LISTENERS, overrides),
         limits=limits,
         mqtt=mqtt,
+        tbus=tbus,
+        requests=requests,
+        services=services,
         auth=auth,
         acl=acl,
         source=path,
@@ -276,92 +292,28 @@ def _section(reader: Reader, document: Mapping[str, Any], key: str, struct: type
     return reader.table(key, document.get(key, {}), struct, _ELSEWHERE) or struct()
 
 
-def _read_listeners(reader: Reader, content: Any) -> tuple[Listener, ...]:
-    found: dict[str, Listener] = {}
-    for index, listener in enumerate(reader.tables("listener", content, Listener, _ELSEWHERE)):
-        key = f"listener[{index}]"
-        if listener is None:
-            continue
-        listener = _with_defaults(listener, content[index], reader)
-        _check_listener(reader, key, listener, content[index].keys())
-        for other_key, other in found.items():
-            if _collide(listener, other):
-                what = "path" if listener.kind == "unix" else "port"
-                reader.problem(
-                    f"{key}.{what}", f"{listener.url} is taken by {other_key}; choose another {what}"
-                )
-        found[key] = listener
-    return tuple(found.values())
-
-
-def _with_defaults(listener: Listener, given: Mapping[str, object], reader: Reader) -> Listener:
-    changes: dict[str, Any] = {}
-    if listener.kind in DEFAULT_PORTS and "port" not in given:
-        changes["port"] = DEFAULT_PORTS[listener.kind]
-    if listener.is_websocket and "path" not in given:
-        changes["path"] = DEFAULT_WEBSOCKET_PATH
-    if listener.kind == "unix" and listener.path:
-        changes["path"] = str(reader.resolved(listener.path))
-    return msgspec.structs.replace(listener, **changes)
-
-
-def _check_listener(reader: Reader, key: str, listener: Listener, given: Any) -> None:
-    kind = listener.kind
-    for name in sorted(given - LISTENER_KEYS[kind]):
-        kinds = [f'"{other}"' for other, keys in LISTENER_KEYS.items() if name in keys]
-        reader.problem(
-            f"{key}.{name}",
-            f'means nothing for kind = "{kind}"; remove it, or choose kind = {" or ".join(kinds)}',
-        )
-    if "host" in given and not listener.host.strip():
-        reader.problem(f"{key}.host", 'is empty; give an address, or "0.0.0.0" for every interface')
-    if kind == "unix" and not 0 < len(listener.path.encode()) <= 107:
-        reader.problem(f"{key}.path", "give the socket's file, a path of at most 107 bytes")
-    if listener.is_websocket and not re.fullmatch(r"/[!-~]*", listener.path):
-        reader.problem(f"{key}.path", f'expected an HTTP path such as "{DEFAULT_WEBSOCKET_PATH}"')
-    for origin in listener.allowed_origins:
-        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/A-Z]+|null", origin):
-            reader.problem(
-                f"{key}.allowed_origins",
-                f'{origin!r} is no origin; write it as browsers do, such as "https://example.org"',
-            )
-    if not listener.is_encrypted:
-        return
-    for name in ("certificate", "private_key"):
-        if getattr(listener, name) is None:
-            reader.problem(
-                f"{key}.{name}", f'is missing; kind = "{kind}" needs a certificate and its private key'
-            )
-    if listener.require_client_certificate and listener.client_ca is None:
-        reader.problem(
-            f"{key}.client_ca", "is missing; require_client_certificate needs the authorities to trust"
-        )
-    for name in ("certificate", "private_key", "client_ca"):
-        _check_readable(reader, f"{key}.{name}", getattr(listener, name))
-
-
-def _collide(one: Listener, other: Listener) -> bool:
-    if "unix" in (one.kind, other.kind):
-        return one.kind == other.kind and one.path == other.path
-    # `::` takes IPv6 only: asyncio asks for that.
-    same_host = one.host == other.host or any(
-        first.host == "0.0.0.0" and ":" not in second.host for first, second in ((one, other), (other, one))
-    )
-    return one.port == other.port != 0 and same_host
-
-
 def _with_flags(server: Server, flags: Overrides) -> Server:
     wanted = {"data_dir": flags.data_dir, "log_level": flags.log_level, "log_format": flags.log_format}
     given = {name: value for name, value in wanted.items() if value is not None}
     return msgspec.structs.replace(server, **given)
 
 
+def _limits_with_flags(limits: Limits, flags: Overrides) -> Limits:
+    if flags.connections is None:
+        return limits
+    return msgspec.structs.replace(limits, connections=flags.connections)
+
+
 def _check_server(reader: Reader, server: Server, flags: Overrides) -> None:
     if server.data_dir and server.data_dir.exists() and not server.data_dir.is_dir():
         key = "--data-dir" if flags.data_dir else "server.data_dir"
         reader.problem(key, f"{server.data_dir} is not a folder; name another or move that file")
-    if server.log_file and not server.log_file.parent.is_dir():
-        reader.problem("server.log_file", f"there is no folder {server.log_file.parent}; create it first")
+    for name in ("log_file", "event_file"):
+        file: Path | None = getattr(server, name)
+        if file and not file.parent.is_dir():
+            reader.problem(f"server.{name}", f"there is no folder {file.parent}; create it first")
+    if server.event_file and server.event_file == server.log_file:
+        reader.problem("server.event_file", "is server.log_file too; give each a file of its own")
 
 
 def _check_limits(reader: Reader, limits: Limits) -> None:
@@ -380,8 +332,29 @@ def _check_mqtt(reader: Reader, mqtt: Mqtt) -> None:
             reader.problem(f"mqtt.{name}", f"MQTT can carry at most {_U16} bytes, without U+0000; shorten it")
 
 
+def _check_tbus(reader: Reader, tbus: Tbus) -> None:
+    for place in tbus.server_reference.split(";") if tbus.server_reference else ():
+        if not _is_ip_and_port(place):
+            reader.problem(
+                "tbus.server_reference",
+                f'{place!r} is not ip:port; name other brokers as "10.0.0.2:5035;10.0.0.3:5035"'
+                ' (IPv6 as "[::1]:5035")',
+            )
+
+
+def _is_ip_and_port(place: str) -> bool:
+    host, _, port = place.rpartition(":")
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= _U16:
+        return False
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        return (ipaddress.ip_address(host[1:-1] if is_bracketed else host).version == 6) is is_bracketed
+    except ValueError:
+        return False
+
+
 def _check_auth(reader: Reader, auth: Auth) -> None:
-    _check_readable(reader, "auth.password_file", auth.password_file)
+    check_readable(reader, "auth.password_file", auth.password_file)
     if not (auth.anonymous_is_welcome or auth.password_file or auth.use_certificate_name):
         reader.problem(
             "auth.allow_anonymous",
@@ -389,14 +362,17 @@ def _check_auth(reader: Reader, auth: Auth) -> None:
         )
 
 
-def _check_readable(reader: Reader, key: str, path: Path | None) -> None:
-    if path is None:
-        return
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        reader.problem(key, f"{path} cannot be read: {reason_of(error)}")
+def _read_services(reader: Reader, content: Any) -> tuple[Service, ...]:
+    services: list[Service] = []
+    for index, service in enumerate(reader.tables("service", content, Service, _ELSEWHERE)):
+        if service is None:
+            continue
+        key = f"service[{index}].filter"
+        _check_filter(reader, key, service.filter)
+        if any(service.filter == other.filter for other in services):
+            reader.problem(key, "an earlier [[service]] has this filter, and the first holds; remove one")
+        services.append(service)
+    return tuple(services)
 
 
 def _read_acl(reader: Reader, content: Any) -> tuple[AclRule, ...]:
@@ -404,13 +380,17 @@ def _read_acl(reader: Reader, content: Any) -> tuple[AclRule, ...]:
     for index, rule in enumerate(reader.tables("acl", content, AclRule, _ELSEWHERE)):
         if rule is None:
             continue
-        try:
-            if parse_filter(rule.topic, max_levels=_U16).group is not None:
-                raise InvalidTopic("a rule names the filter itself, without $share/<name>/")
-        except InvalidTopic as error:
-            reader.problem(f"acl[{index}].topic", str(error))
+        _check_filter(reader, f"acl[{index}].topic", rule.topic)
         rules.append(rule)
     return tuple(rules)
+
+
+def _check_filter(reader: Reader, key: str, topic_filter: str) -> None:
+    try:
+        if parse_filter(topic_filter, max_levels=_U16).group is not None:
+            raise InvalidTopic("a rule names the filter itself, without $share/<name>/")
+    except InvalidTopic as error:
+        reader.problem(key, str(error))
 
 
 def _read_acl_file(path: Path) -> tuple[AclRule, ...]:
@@ -421,28 +401,3 @@ def _read_acl_file(path: Path) -> tuple[AclRule, ...]:
     rules = _read_acl(reader, document.get("acl", []))
     reader.finish()
     return rules
-
-
-def _listeners_with_flags(listeners: list[Listener], flags: Overrides) -> tuple[Listener, ...]:
-    _set_port(listeners, "tcp", flags.mqtt_port)
-    _set_port(listeners, "websocket", flags.ws_port)
-    if flags.host is not None:
-        listeners = [
-            each if each.kind == "unix" else msgspec.structs.replace(each, host=flags.host)
-            for each in listeners
-        ]
-    for index, listener in enumerate(listeners):
-        if any(_collide(listener, other) for other in listeners[:index]):
-            raise ConfigError(f"command line: two listeners at {listener.url}; choose another port")
-    return tuple(listeners)
-
-
-def _set_port(listeners: list[Listener], kind: ListenerKind, port: int | None) -> None:
-    if port is None:
-        return
-    for index, listener in enumerate(listeners):
-        if listener.kind == kind:
-            listeners[index] = msgspec.structs.replace(listener, port=port)
-            return
-    path = DEFAULT_WEBSOCKET_PATH if kind == "websocket" else ""
-    listeners.append(Listener(kind=kind, port=port, path=path))

@@ -17,30 +17,15 @@ import logging.handlers
 import re
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from polybus.broker import events
 from polybus.errors import ConfigError
 from polybus.ops.config import LogFormat, LogLevel
+from polybus.ops.event_file import EventFile
+from polybus.ops.log_records import LEVELS, TRACE, as_text, fields_of, level_name
 from polybus.ops.tables import reason_of
-
-TRACE: Final = 5
-
-LEVELS: Final[Mapping[LogLevel, int]] = {
-    "ALL": 1,
-    "TRACE": TRACE,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARN": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "FATAL": logging.CRITICAL,
-    "NONE": logging.CRITICAL + 1,
-}
-_NAMES: Final = {number: name for name, number in LEVELS.items()}
-
-_SECRETS: Final = frozenset({"password", "secret", "token", "private_key", "authentication_data"})
-"""Fields whose value is never written, should a caller pass it by mistake."""
 
 _HANDLER_NAME: Final = "polybus"
 
@@ -56,8 +41,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = (
-            f"{_timestamp(record)} {_level_name(record):<5} {record.name}: {_escaped(record.getMessage())}"
-            + "".join(f" {name}={_as_word(value)}" for name, value in _fields(record).items())
+            f"{_timestamp(record)} {level_name(record):<5} {record.name}: {_escaped(record.getMessage())}"
+            + "".join(f" {name}={_as_word(value)}" for name, value in fields_of(record).items())
         )
         # Indented, so that no line of a traceback can pass for a record.
         return line + "".join(f"\n    {_escaped(part)}" for part in _traceback(self, record).splitlines())
@@ -69,44 +54,78 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
             "ts": _timestamp(record),
-            "level": _level_name(record),
+            "level": level_name(record),
             "logger": record.name,
             "event": record.getMessage(),
         }
-        if fields := _fields(record):
+        if fields := fields_of(record):
             entry["fields"] = fields
         if traceback := _traceback(self, record):
             entry["traceback"] = traceback
-        return json.dumps(entry, ensure_ascii=True, default=_as_text)
+        return json.dumps(entry, ensure_ascii=True, default=as_text)
 
 
-def configure(level: LogLevel, format: LogFormat, file: Path | None = None) -> None:
-    """Send the logs of the whole process to `file`, or to standard error. May be called again.
+def configure(
+    level: LogLevel, format: LogFormat, file: Path | None = None, event_file: Path | None = None
+) -> None:
+    """Send the logs of the whole process to `file`, or to standard error; events to `event_file` too.
 
-    Raises `ConfigError` if the file cannot be written; then nothing has changed.
+    May be called again. Raises `ConfigError` if a file cannot be written; then nothing has changed.
     """
-    handler: logging.Handler
-    if file is None:
-        handler = logging.StreamHandler(sys.stderr)
-    else:
-        try:
-            # Opened anew when it was moved away, so that any log rotation works.
-            handler = logging.handlers.WatchedFileHandler(file, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise ConfigError(
-                f"server.log_file: {file} cannot be written: {reason_of(error)}; choose another file"
-            ) from error
+    handler = _log_handler(file)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    handler.set_name(_HANDLER_NAME)
+    handler.setLevel(LEVELS[level])
+    try:
+        event_handler = _event_handler(event_file)
+    except ConfigError:
+        handler.close()
+        raise
     root = logging.getLogger()
-    for previous in [each for each in root.handlers if each.get_name() == _HANDLER_NAME]:
-        root.removeHandler(previous)
-        previous.close()
-    root.addHandler(handler)
+    _replace(root, handler)
+    _replace(events.log, event_handler)
     logging.getLogger("polybus").setLevel(LEVELS[level])
+    # The file takes every event; what the log shows of them is the log handler's business.
+    events.log.setLevel(TRACE if event_handler else logging.NOTSET)
     # Of other libraries only what is wrong: at DEBUG they would log every frame.
     root.setLevel(max(LEVELS[level], logging.WARNING))
     logging.raiseExceptions = False  # a full disk or a closed pipe must not fill standard error
+
+
+def leave_out_unused() -> None:
+    """Who called and in which thread stands in no log of ours, and finding out is half of the cost of
+    a record. For the whole process, so for programs of our own only."""
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def _log_handler(file: Path | None) -> logging.Handler:
+    if file is None:
+        return logging.StreamHandler(sys.stderr)
+    try:
+        # Opened anew when it was moved away, so that any log rotation works.
+        return logging.handlers.WatchedFileHandler(file, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise _cannot_write("log_file", file, error) from error
+
+
+def _event_handler(file: Path | None) -> logging.Handler | None:
+    try:
+        return EventFile(file) if file else None
+    except OSError as error:
+        raise _cannot_write("event_file", file, error) from error
+
+
+def _cannot_write(key: str, file: Path | None, error: OSError) -> ConfigError:
+    return ConfigError(f"server.{key}: {file} cannot be written: {reason_of(error)}; choose another file")
+
+
+def _replace(logger: logging.Logger, handler: logging.Handler | None) -> None:
+    for previous in [each for each in logger.handlers if each.get_name() == _HANDLER_NAME]:
+        logger.removeHandler(previous)
+        previous.close()
+    if handler is not None:
+        handler.set_name(_HANDLER_NAME)
+        logger.addHandler(handler)
 
 
 def _timestamp(record: logging.LogRecord) -> str:
@@ -114,25 +133,12 @@ def _timestamp(record: logging.LogRecord) -> str:
     return f"{whole}.{int(record.msecs):03d}Z"
 
 
-def _level_name(record: logging.LogRecord) -> str:
-    return _NAMES.get(record.levelno, record.levelname)
-
-
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields: Mapping[str, object] = getattr(record, "fields", {})
-    return {name: "***" if name in _SECRETS else value for name, value in fields.items()}
-
-
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return formatter.formatException(record.exc_info) if record.exc_info else ""
 
 
-def _as_text(value: object) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-
-
 def _as_word(value: object) -> str:
-    text = _as_text(value)
+    text = as_text(value)
     if _BARE_WORD.fullmatch(text):
         return text
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -122,6 +122,16 @@ class Reader:
         return self.resolved(value)
 
 
+def check_readable(reader: Reader, key: str, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        reader.problem(key, f"{path} cannot be read: {reason_of(error)}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)

@@ -3,7 +3,7 @@
 import ssl
 
 from polybus.errors import ConfigError
-from polybus.ops.config import Listener
+from polybus.ops.listeners import Listener
 from polybus.ops.tables import reason_of
 
 
