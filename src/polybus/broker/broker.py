@@ -7,22 +7,29 @@ flushed with one write. Edges call `tick` soon after `wake` asked for it, and `r
 """
 
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
 
+from polybus.broker import events
 from polybus.broker.access import Access
+from polybus.broker.control import StorageControl
 from polybus.broker.dispatch import Dispatcher
+from polybus.broker.events import Event, emit
 from polybus.broker.journal import Journal, MemoryJournal
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
-from polybus.broker.message import Message, Run
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties, Run
 from polybus.broker.registry import Registry
+from polybus.broker.requests import Request, Requests
 from polybus.broker.retained import Retained
+from polybus.broker.services import ServiceRule
 from polybus.broker.sessions import Session, Subscription, Will
 from polybus.broker.shared import Choose
 from polybus.broker.stats import Stats
-from polybus.broker.subscriptions import Plan, Route, Subscriptions
+from polybus.broker.storage import Kind, Storage, Stored
+from polybus.broker.subscriptions import DEFAULT_SERVICE, Plan, Route, Subscriptions
 from polybus.broker.timers import Timers
+from polybus.errors import UsageError
 
 log = logging.getLogger("polybus.broker")
 
@@ -39,6 +46,10 @@ QUIET_S: Final = 0.0005
 """Without a tick for this long, the next one need not wait for company."""
 
 
+LaneItem: TypeAlias = Message | Run | Request
+"""A request has no plan: one instance of a service gets it, or its requester the answer."""
+
+
 class Broker:
     def __init__(
         self,
@@ -51,23 +62,39 @@ class Broker:
         shared_strategy: str = "round_robin",
         drop_oldest: bool = False,
         queue_qos0: bool = False,
+        service_rules: Sequence[ServiceRule] = (),
+        default_service: ServiceRule = DEFAULT_SERVICE,
+        request_timeout_s: float = 60.0,
     ) -> None:
         self.limits = limits or Limits()
         self.access = access or Access()
         self.stats = Stats()
         self.timers = Timers()
         self.retained = Retained(self.limits)
-        self.subscriptions = Subscriptions(self.limits, shared_strategy, choose)
+        self.subscriptions = Subscriptions(self.limits, shared_strategy, choose, service_rules, default_service)
         self.dispatcher = Dispatcher(self.limits, self.stats, drop_oldest=drop_oldest, queue_qos0=queue_qos0)
         self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
+        self.storage = Storage(self.limits.stored_messages, self.limits.stored_bytes, self._on_victim)
+        self.subscriptions.controls = StorageControl(self.storage).topics()
+        self.requests = Requests(
+            self.limits,
+            self.stats,
+            self.timers,
+            self.dispatcher,
+            self.subscriptions,
+            self.registry,
+            self.storage,
+            timeout_s=request_timeout_s,
+        )
+        self.dispatcher.on_ready = self.requests.session_is_ready
         self.now = 0.0
         self._journal = journal or MemoryJournal()
         self._wake = wake
         self._is_awake = False
         self._is_ticking = False
         self._ticked_at = 0.0
-        self._priority: list[tuple[Plan, Message | Run]] = []
-        self._regular: list[tuple[Plan, Message | Run]] = []
+        self._priority: list[tuple[Plan | None, LaneItem]] = []
+        self._regular: list[tuple[Plan | None, LaneItem]] = []
         self._pending_bytes = 0
         self.awaiting: list[Link] = []
         self.partial_bytes = 0
@@ -135,18 +162,29 @@ class Broker:
                 except Exception:  # our own fault: it must not cost the messages behind it
                     log.exception("internal error, a message is lost")
 
-    def _deliver(self, plan: Plan, item: Message | Run) -> None:
+    def _deliver(self, plan: Plan | None, item: LaneItem) -> None:
+        if isinstance(item, Request):
+            self.requests.process(item)
+            return
+        assert plan is not None
         if isinstance(item, Run):
             if item.qos:
                 self.dispatcher.deliver_tracked_run(plan, item)
             else:
                 self.dispatcher.deliver_run(plan, item)
+            if events.are_wanted(events.MESSAGE_DELIVERED):
+                _emit_each(events.MESSAGE_DELIVERED, item.messages())
             return
         if item.retain and not self.retained.store(item):
             if not self.stats.dropped_retained:
                 log.warning("limit of retained messages reached", extra={"fields": {"topic": item.topic}})
             self.stats.dropped_retained += 1
+        if item.waits and not plan.reaches(item.origin, item.qos):
+            self._store(item)
+            return
         self.dispatcher.deliver(plan, item)
+        if events.are_wanted(events.MESSAGE_DELIVERED):
+            _emit_each(events.MESSAGE_DELIVERED, [item])
 
     def _collect_wills(self) -> None:
         if self.registry.due_wills:
@@ -184,12 +222,13 @@ class Broker:
             self.dispatcher.recover()
 
     def memory_bytes(self) -> int:
-        """What the budget counts: what is queued, unsent, unacknowledged, half read, retained or
-        subscribed to, and wills."""
+        """What the budget counts: what is queued, unsent, unacknowledged, half read, retained, stored,
+        requested or subscribed to, and wills."""
         dispatcher = self.dispatcher
         under_way = dispatcher.queued_bytes + dispatcher.backlog_bytes + dispatcher.inflight_bytes
         kept = self.retained.size_bytes + self.subscriptions.size_bytes + self.registry.wills_bytes
-        return under_way + kept + self.partial_bytes
+        requested = self.requests.size_bytes + self.storage.message_bytes
+        return under_way + kept + requested + self.partial_bytes
 
     def has_room_for_parts(self) -> bool:
         """Packets that are not whole yet may take half of the budget."""
@@ -207,10 +246,25 @@ class Broker:
         self.stats.dropped_expired += self.retained.expire(now)
 
     def reconfigure(
-        self, limits: Limits, access: Access, *, shared_strategy: str, drop_oldest: bool, queue_qos0: bool
+        self,
+        limits: Limits,
+        access: Access,
+        *,
+        shared_strategy: str,
+        drop_oldest: bool,
+        queue_qos0: bool,
+        service_rules: Sequence[ServiceRule] = (),
+        default_service: ServiceRule = DEFAULT_SERVICE,
+        request_timeout_s: float = 60.0,
     ) -> None:
         """Take over what can change while running. Links ask for limits when they need them."""
-        self.limits = limits
+        self.drain()  # what came before is given out by the old rules
+        old, self.limits = self.limits, limits
+        if (old.stored_messages, old.stored_bytes) != (limits.stored_messages, limits.stored_bytes):
+            self.storage.set_limits(limits.stored_messages, limits.stored_bytes)
+        self.requests.limits = limits
+        self.requests.timeout_s = request_timeout_s
+        self.subscriptions.set_rules(service_rules, default_service)
         self.retained.limits = limits
         self.registry.limits = limits
         self.subscriptions.strategy = shared_strategy
@@ -243,12 +297,76 @@ class Broker:
         subscriptions drains the lanes first."""
         self.stats.messages_received += 1
         route.messages += 1
+        if events.are_wanted(events.MESSAGE_RECEIVED):
+            _emit_each(events.MESSAGE_RECEIVED, [message])
+        if route.control is not None:
+            self._control(route, message)
+            return
         plan = route.plan or self.subscriptions.plan(route)
         (self._priority if message.priority else self._regular).append((plan, message))
         self._grow(message.size_bytes())
 
+    def request(self, route: Route, message: Message, packet_id: int, timeout_s: float | None) -> None:
+        """A request, whose requester is the message's origin. Without a timeout it may not wait.
+
+        Raises `PacketIdInUse`.
+        """
+        self.dispatcher.now = self.now
+        route.messages += 1
+        desk = route.desk or self.subscriptions.desk(route)
+        request = self.requests.accept(desk, message, packet_id, timeout_s)
+        if request is not None:
+            if route.control is not None:
+                self._control(route, message, request)
+            self._enqueue(request)
+
+    def answer(
+        self,
+        session: Session,
+        client_id: str,
+        packet_id: int,
+        payload: bytes,
+        properties: MessageProperties = NO_MESSAGE_PROPERTIES,
+    ) -> bool:
+        """A service's answer to a request of `client_id`. False: it has no such request."""
+        self.dispatcher.now = self.now
+        request = self.requests.answer(session, client_id, packet_id, payload, properties)
+        if request is None:
+            return False
+        self._enqueue(request)
+        return True
+
+    def fail_request(self, session: Session, client_id: str, packet_id: int, text: str) -> bool:
+        """A service could not do what it was asked. False: it has no such request."""
+        self.dispatcher.now = self.now
+        return self.requests.fail(session, client_id, packet_id, text)
+
+    def cancel_request(self, client_id: str, packet_id: int) -> bool:
+        """By its requester. False: there is nothing to cancel."""
+        self.dispatcher.now = self.now
+        self.drain()  # its answer may be here already
+        return self.requests.cancel(client_id, packet_id)
+
+    def _enqueue(self, request: Request) -> None:
+        (self._priority if request.message.priority else self._regular).append((None, request))
+        self._grow(len(request.message.payload))
+
+    def _control(self, route: Route, message: Message, request: Request | None = None) -> None:
+        assert route.control is not None
+        try:
+            answer = route.control(message)
+        except UsageError as error:
+            log.warning(str(error), extra={"fields": {"topic": route.topic, "client_id": message.origin}})
+            if request is not None:
+                self.requests.refuse(request, str(error))
+        else:
+            if request is not None:
+                self.requests.answer_itself(request, answer)
+
     def publish_run(self, plan: Plan, run: Run) -> None:
         self.stats.messages_received += run.count
+        if events.are_wanted(events.MESSAGE_RECEIVED):
+            _emit_each(events.MESSAGE_RECEIVED, run.messages())
         self._regular.append((plan, run))
         self._grow(len(run.wire))
 
@@ -285,8 +403,10 @@ class Broker:
         will: Will | None = None,
         window: int = 65_535,
     ) -> tuple[Session, bool]:
+        """A client has connected. Greet it, then call `greeted`."""
         self.drain()
-        return self.registry.open(
+        self.dispatcher.now = self.now
+        opened = self.registry.open(
             link,
             client_id,
             clean_start=clean_start,
@@ -295,9 +415,27 @@ class Broker:
             window=window,
             now=self.now,
         )
+        if clean_start:
+            self.requests.forget_client(client_id)
+        return opened
+
+    def greeted(self, session: Session) -> None:
+        """The client knows that it is connected: it gets what waited for it."""
+        self.dispatcher.pump(session)
+        self.requests.session_is_ready(session)
+        if self.storage.counts[Kind.MESSAGE]:
+            for subscription in list(session.subscriptions.values()):
+                self._restore(subscription.path)
 
     def close(self, link: Link, *, publish_will: bool) -> None:
-        self.registry.close(link, publish_will=publish_will, now=self.now)
+        session = link.session
+        if session is not None and session.link is link:
+            self.dispatcher.now = self.now
+            instances = list((session.instances or {}).values())
+            self.registry.close(link, publish_will=publish_will, now=self.now)
+            self.requests.session_left(session)
+            for instance in instances:
+                self.requests.instance_left(instance)
         self.stir()
 
     def subscribe(
@@ -313,11 +451,65 @@ class Broker:
         is_new = self.subscriptions.add(session, topic_filter, subscription)
         if subscription.group is None and (retain_handling == 0 or (retain_handling == 1 and is_new)):
             self.dispatcher.start_replay(session, topic_filter, self.retained.replay(subscription))
+        self._restore(subscription.path)
+        self.dispatcher.now = self.now
+        self.requests.session_is_ready(session)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         self.drain()
+        self.dispatcher.now = self.now
         self.dispatcher.stop_replay(session, topic_filter)
-        return self.subscriptions.remove(session, topic_filter)
+        instance = (session.instances or {}).get(topic_filter)
+        existed = self.subscriptions.remove(session, topic_filter)
+        if instance is not None:
+            self.requests.instance_left(instance)
+        return existed
+
+    # -- waiting for a subscriber ---------------------------------------------------------------------
+
+    def _store(self, message: Message) -> None:
+        stored = Stored(Kind.MESSAGE, message, None, message.size_bytes(), self.now)
+        if not self.storage.put(stored):
+            self._discarded(message, "there is no room to store it")
+            return
+        if message.expires_at is not None:
+            stored.on_expiry = self._on_stored_expiry
+            stored.handle = self.timers.schedule(message.expires_at, stored)
+        emit(events.MESSAGE_STORED, client_id=message.origin, topic=message.topic)
+
+    def _restore(self, path: str) -> None:
+        """Messages that waited for a subscription like this one are published."""
+        for stored in list(self.storage.matching(Kind.MESSAGE, path)):
+            message = stored.message
+            plan = self.subscriptions.plan(self.subscriptions.route_of(message.topic))
+            if not plan.reaches(message.origin, message.qos):
+                continue
+            self.storage.take(stored)
+            self.timers.cancel(stored.handle)
+            (self._priority if message.priority else self._regular).append((plan, message))
+            emit(
+                events.MESSAGE_RESTORED,
+                client_id=message.origin,
+                topic=message.topic,
+                duration_s=round(self.now - stored.since, 6),
+            )
+
+    def _on_stored_expiry(self, stored: Stored, now: float) -> None:
+        self.storage.take(stored)
+        self.stats.dropped_expired += 1
+        emit(events.MESSAGE_EXPIRED, client_id=stored.message.origin, topic=stored.message.topic)
+
+    def _on_victim(self, stored: Stored) -> None:
+        self.timers.cancel(stored.handle)
+        if stored.request is not None:
+            self.stats.stored_discarded += 1
+            self.requests.victim(stored)
+        else:
+            self._discarded(stored.message, "the storage is full")
+
+    def _discarded(self, message: Message, reason: str) -> None:
+        self.stats.stored_discarded += 1
+        emit(events.MESSAGE_DISCARDED, client_id=message.origin, topic=message.topic, reason=reason)
 
     def stop(self) -> None:
         """Tell every client that the broker is going down."""
@@ -326,3 +518,9 @@ class Broker:
             if session.link is not None:
                 session.link.end(EndCause.SHUTTING_DOWN)
         self.tick(self.now)
+
+
+def _emit_each(event: Event, messages: Iterable[Message]) -> None:
+    for message in messages:
+        size = len(message.payload)
+        emit(event, client_id=message.origin, topic=message.topic, payload_bytes=size)

@@ -114,12 +114,15 @@ class Dispatcher(Flow):
         subscription = group.members[session]
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         retain = message.retain and subscription.retain_as_published
-        delivery = Delivery(message, min(message.qos, subscription.qos), retain, identifiers, group)
+        self.send(session, Delivery(message, min(message.qos, subscription.qos), retain, identifiers, group))
+        return True
+
+    def send(self, session: Session, delivery: Delivery) -> None:
+        """To this session alone."""
         if delivery.qos == 0:
             self._send_untracked([session], delivery)
         else:
             self._send_tracked([session], delivery)
-        return True
 
     def _deliver_to(self, cohort: Cohort, message: Message) -> None:
         qos = message.qos if message.qos < cohort.qos else cohort.qos
@@ -151,7 +154,7 @@ class Dispatcher(Flow):
                 if encoding.shared:
                     frames[encoding] = frame
             if link.blocked:
-                self._push_blocked(link, frame, 1)
+                self._push_blocked(link, frame, 1, is_priority=delivery.message.priority)
                 continue
             outbox = link.outbox
             if not outbox:
@@ -215,9 +218,12 @@ class Dispatcher(Flow):
             frames[link.encoding] = encoded
         return encoded
 
-    def _push_blocked(self, link: Link, frame: bytes, count: int) -> None:
+    def _push_blocked(self, link: Link, frame: bytes, count: int, *, is_priority: bool = False) -> None:
         size = len(frame) + PIECE_COST
-        if self.over_budget or link.backlog_bytes + size > self.limits.outbox_bytes_per_connection:
+        limit = self.limits.outbox_bytes_per_connection
+        if is_priority and link.backlog_bytes + size > limit:
+            self._drop_unsent(link, excess_bytes=link.backlog_bytes + size - limit + limit // 16)
+        if self.over_budget or link.backlog_bytes + size > limit:
             if not link.messages_dropped:
                 client_id = link.session.client_id if link.session else "?"
                 fields = {"client_id": client_id}
@@ -225,9 +231,14 @@ class Dispatcher(Flow):
             link.messages_dropped += count
             self.stats.dropped_slow += count
             return
-        if link.unsent is None:
-            link.unsent = []
-        link.unsent.append((frame, count))
+        if is_priority:
+            if link.urgent is None:
+                link.urgent = []
+            link.urgent.append((frame, count))
+        else:
+            if link.unsent is None:
+                link.unsent = []
+            link.unsent.append((frame, count))
         link.backlog_bytes += size
         self.backlog_bytes += size
 
@@ -261,7 +272,7 @@ class Dispatcher(Flow):
         self.blocked_links.discard(link)
         self.backlog_bytes -= link.backlog_bytes
         link.backlog_bytes = 0
-        link.unsent = None
+        link.unsent = link.urgent = None
         link.outbox.clear()
         link.held.clear()
 
@@ -315,10 +326,10 @@ class Dispatcher(Flow):
         self.blocked_links.discard(link)
         self.backlog_bytes -= link.backlog_bytes
         link.backlog_bytes = 0
-        for frame, count in link.unsent or ():
+        for frame, count in (*(link.urgent or ()), *(link.unsent or ())):
             link.outbox.append(frame)
             link.messages_out += count
-        link.unsent = None
+        link.unsent = link.urgent = None
         if link.outbox:
             self.dirty.append(link)
         session = link.session
@@ -326,6 +337,7 @@ class Dispatcher(Flow):
             self.pump(session)
             if session.replays is not None:
                 self.unfinished[session] = None
+            self.on_ready(session)
 
     # -- retained messages to new subscriptions --------------------------------------------------
 

@@ -8,7 +8,7 @@ Each has one name, one level and the same field names everywhere, and goes throu
     request      number of the request, unique in this run of the broker; with `requester`, `packet_id`
     duration_s   since the connection, the storing or the request began
     reason       why, for people
-    count        messages, where several travelled together
+    payload_bytes  of a message
 
 On the path of every message ask `are_wanted` first: building the fields costs more than the question.
 """

@@ -7,6 +7,7 @@ waits: whatever may send is sent, the rest goes on when something happens.
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from polybus.broker.limits import Limits
@@ -42,6 +43,8 @@ class Flow:
         self.inflight_bytes = 0
         self.over_budget = False
         self.blocked_links: set[Link] = set()
+        self.on_ready: Callable[[Session], None] = lambda session: None
+        """Told when a session's link takes bytes again."""
         self.inflight_cap = 0
         """What a session may have unacknowledged before it has to wait."""
         self.set_budget_spent(False)
@@ -56,7 +59,8 @@ class Flow:
             queue = session.queue = Queue()
             self.queued_sessions.add(session)
         while not self._fits(queue, item):
-            if not self.drop_oldest or not queue.messages:
+            makes_room = self.drop_oldest or (item.is_priority and queue.regular)
+            if not makes_room or not queue.messages:
                 self._count_queue_drop(session, item.count)
                 if not queue.messages:
                     self._forget_queue(session)
@@ -342,13 +346,14 @@ class Flow:
 
     def relieve(self, excess_bytes: int) -> None:
         """Free this much. Victims: what waits unsent at QoS 0 for the slowest links, then the oldest
-        regular messages of the longest queues, then priority ones (TB-13)."""
-        for link in sorted(self.blocked_links, key=lambda link: link.backlog_bytes, reverse=True):
-            if excess_bytes <= 0:
-                return
-            excess_bytes -= self._drop_unsent(link)
+        regular messages of the longest queues, then priority ones in the same order (TB-13)."""
+        slowest_first = sorted(self.blocked_links, key=lambda link: link.backlog_bytes, reverse=True)
         longest_first = sorted(self.queued_sessions, key=_queue_size, reverse=True)
         for spare_priority in (True, False):
+            for link in slowest_first:
+                if excess_bytes <= 0:
+                    return
+                excess_bytes -= self._drop_unsent(link) if spare_priority else self._drop_urgent(link)
             for session in longest_first:
                 queue = session.queue
                 while (
@@ -372,16 +377,33 @@ class Flow:
         self.set_budget_spent(False)
         self.unfinished.update(dict.fromkeys(self.queued_sessions))
 
-    def _drop_unsent(self, link: Link) -> int:
-        unsent, link.unsent = link.unsent, None
-        size = 0
-        for frame, count in unsent or ():
+    def _drop_unsent(self, link: Link, excess_bytes: float = float("inf")) -> int:
+        """Give up regular messages, the oldest first, until so much is free; returns how much is."""
+        unsent = link.unsent
+        if unsent is None:
+            return 0
+        size = dropped = 0
+        for frame, _ in unsent:
+            if size >= excess_bytes:
+                break
             size += len(frame) + PIECE_COST
+            dropped += 1
+        self._count_dropped(link, unsent[:dropped], size)
+        link.unsent = unsent[dropped:] or None
+        return size
+
+    def _drop_urgent(self, link: Link) -> int:
+        urgent, link.urgent = link.urgent or [], None
+        size = sum(len(frame) + PIECE_COST for frame, _ in urgent)
+        self._count_dropped(link, urgent, size)
+        return size
+
+    def _count_dropped(self, link: Link, pieces: list[tuple[bytes, int]], size: int) -> None:
+        for _, count in pieces:
             link.messages_dropped += count
             self.stats.dropped_memory += count
         link.backlog_bytes -= size
         self.backlog_bytes -= size
-        return size
 
     def _give_up(self, session: Session, queue: Queue) -> int:
         item = queue.drop_item()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from polybus.broker.message import Delivery, Message, Run
 
 if TYPE_CHECKING:
+    from polybus.broker.requests import Request
     from polybus.broker.sessions import Session
 
 
@@ -71,6 +72,7 @@ class Link:
         "port",
         "session",
         "unsent",
+        "urgent",
     )
 
     def __init__(self, port: Port, encoding: Encoding) -> None:
@@ -83,10 +85,12 @@ class Link:
         self.blocked = False
         """The transport takes no more for now."""
         self.backlog_bytes = 0
-        """What outbox and `unsent` hold while blocked."""
+        """What outbox, `urgent` and `unsent` hold while blocked."""
         self.unsent: list[tuple[bytes, int]] | None = None
         """QoS 0 that came while blocked, with the number of messages of each piece: the first to go
         when memory is short."""
+        self.urgent: list[tuple[bytes, int]] | None = None
+        """The same of priority messages, which go out first and are given up last (TB-11)."""
         self.messages_in = self.bytes_in = 0
         self.messages_out = self.bytes_out = self.messages_dropped = 0
 
@@ -123,6 +127,19 @@ class Link:
     def encode_again(self, packet_id: int, delivery: Delivery | None, now: float) -> bytes | None:
         """A delivery sent before, for a client that came back; without delivery, its release."""
         raise NotImplementedError
+
+    def request_frame(self, request: "Request", now: float) -> bytes | None:
+        """A request for the service behind this link; None: it cannot take this one."""
+        return None
+
+    def cancel_frame(self, request: "Request") -> bytes | None:
+        """Tells a service that a request it has in hand needs no answer; None: its protocol cannot."""
+        return None
+
+    def outcome(self, request: "Request", now: float) -> "bytes | Delivery | None":
+        """The answer (`request.is_answered`) or the end of its request, for the requester behind this
+        link; None: it cannot be told now."""
+        return None
 
     def end(self, cause: EndCause, text: str = "") -> None:
         """Tell the peer, as its protocol says, and close."""

@@ -46,6 +46,8 @@ class Message(msgspec.Struct, gc=False):
     properties: MessageProperties = NO_MESSAGE_PROPERTIES
     origin: str = ""
     """Client id of the publisher; empty: the broker itself."""
+    waits: bool = False
+    """If there is nobody to take it, it is stored until there is, or until it expires (TB-09)."""
 
     def size_bytes(self) -> int:
         size = len(self.payload) + len(self.topic) + OVERHEAD_BYTES

@@ -12,6 +12,11 @@ import msgspec
 from polybus.broker.sessions import Session
 from polybus.broker.shared import Choose
 
+AS_THE_RULE_SAYS: Final = -1
+"""`Subscription.serves` of a service that does not say how much it takes at once."""
+_WEIGHT: Final = 0.2
+"""Of the latest answer in an instance's average."""
+
 
 class ServiceRule(msgspec.Struct, frozen=True):
     """How requests to topics that match `filter` are given to instances."""
@@ -24,4 +29,91 @@ class ServiceRule(msgspec.Struct, frozen=True):
     """How long an instance has before another one gets the request; 0: as long as the request lives."""
 
 
-STRATEGY_NAMES: Final = ("first_free", "round_robin", "random", "fastest")
+class Instance:
+    __slots__ = ("average_s", "busy", "given", "order", "path", "serves", "session")
+
+    def __init__(self, session: Session, path: str, serves: int, order: int) -> None:
+        self.session = session
+        self.path = path
+        self.serves = serves
+        self.order = order
+        """When it subscribed, as a number."""
+        self.busy = 0
+        """Requests it has in hand."""
+        self.given = 0
+        """When it last got a request, as a number."""
+        self.average_s = 0.0
+
+    def is_free(self, concurrency: int) -> bool:
+        link = self.session.link
+        limit = self.serves if self.serves > 0 else concurrency
+        return link is not None and not link.blocked and self.busy < limit
+
+    def give_back(self, took_s: float) -> None:
+        """It has answered a request, or lost it."""
+        self.busy -= 1
+        self.average_s += (took_s - self.average_s) * _WEIGHT if self.average_s else took_s
+
+
+class Desk:
+    """Where requests to one topic are given out: the instances there, in the order they subscribed."""
+
+    __slots__ = ("_choose", "_strategy", "instances", "rule")
+
+    def __init__(self, rule: ServiceRule, instances: list[Instance], choose: Choose) -> None:
+        self.rule = rule
+        self.instances = instances
+        self._strategy = STRATEGIES[rule.strategy]
+        self._choose = choose
+
+    def pick(self, tried: set[Instance] | None) -> Instance | None:
+        """The instance that gets the next request; None: all are busy, away or were tried."""
+        instances = self.instances
+        concurrency = self.rule.concurrency
+        if len(instances) == 1:  # nothing to choose
+            only = instances[0]
+            return only if only.is_free(concurrency) and not (tried and only in tried) else None
+        free = [i for i in instances if i.is_free(concurrency) and not (tried and i in tried)]
+        return self._strategy(free, self._choose) if free else None
+
+    def has_hope(self, tried: set[Instance] | None) -> bool:
+        """Someone is there who may become free."""
+        return any(i.session.link is not None and not (tried and i in tried) for i in self.instances)
+
+
+Strategy: TypeAlias = Callable[[list[Instance], Choose], Instance]
+"""One of these free instances (at least one, in the order they subscribed)."""
+
+
+def _first_free(free: list[Instance], choose: Choose) -> Instance:
+    return free[0]
+
+
+def _round_robin(free: list[Instance], choose: Choose) -> Instance:
+    """Who has had none for the longest time is next."""
+    return min(free, key=_given)
+
+
+def _random(free: list[Instance], choose: Choose) -> Instance:
+    return free[choose(len(free))]
+
+
+def _fastest(free: list[Instance], choose: Choose) -> Instance:
+    """By the average time to answer; whoever was never asked comes first."""
+    return min(free, key=_average)
+
+
+def _given(instance: Instance) -> int:
+    return instance.given
+
+
+def _average(instance: Instance) -> float:
+    return instance.average_s
+
+
+STRATEGIES: Final[dict[str, Strategy]] = {
+    "first_free": _first_free,
+    "round_robin": _round_robin,
+    "random": _random,
+    "fastest": _fastest,
+}

@@ -10,6 +10,8 @@ from polybus.broker.message import Delivery, DeliveryRun, Message, Run
 
 if TYPE_CHECKING:
     from polybus.broker.links import Link
+    from polybus.broker.requests import Request
+    from polybus.broker.services import Instance
 
 MAX_PACKET_ID: Final = 65_535
 
@@ -24,6 +26,8 @@ class Subscription(msgspec.Struct, gc=False):
     retain_as_published: bool = False
     identifier: int = 0
     """MQTT 5.0 subscription identifier; 0: none."""
+    serves: int = 0
+    """Requests it takes at once; 0: it is no service; -1: as many as the broker's rules say."""
 
 
 class Will(msgspec.Struct, frozen=True):
@@ -114,8 +118,10 @@ class Session:
         "ends_at",
         "expiry_s",
         "handle",
+        "in_hand",
         "inflight",
         "inflight_bytes",
+        "instances",
         "link",
         "next_id",
         "outstanding",
@@ -146,6 +152,10 @@ class Session:
         """QoS 2 packet ids taken from the client and not yet released by it."""
         self.replays: dict[str, Iterator[Delivery | None]] | None = None
         """Retained messages on their way to new subscriptions, by topic filter."""
+        self.instances: dict[str, Instance] | None = None
+        """The services it offers, by topic filter."""
+        self.in_hand: dict[Request, float] | None = None
+        """Requests it has not answered, and since when it has them."""
         self.expiry_s = 0.0
         self.will: Will | None = None
         self.will_at: float | None = None

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from polybus.broker.lifecycle import RequestState
+
 
 class Stats(msgspec.Struct):
     connections_accepted: int = 0
@@ -23,5 +25,35 @@ class Stats(msgspec.Struct):
     """Retained messages not kept because the retained limits were reached."""
     dropped_no_session: int = 0
     """QoS 1 and 2 messages whose session ended before they were acknowledged."""
+    stored_discarded: int = 0
+    """Stored messages, requests and answers deleted to make room for others, or for which there was none."""
+    requests_received: int = 0
+    requests_answered: int = 0
+    requests_failed: int = 0
+    requests_timed_out: int = 0
+    requests_canceled: int = 0
+    requests_not_delivered: int = 0
+    """Or their answer not."""
+    requests_deleted: int = 0
+    answers_rejected: int = 0
+    """Answers nobody asked for, or not from this service."""
     sessions_expired: int = 0
     ticks: int = 0
+
+    def count_end(self, state: RequestState) -> None:
+        """A request has ended in this state."""
+        match state:
+            case RequestState.ANSWER_DELIVERED:
+                self.requests_answered += 1
+            case RequestState.ERROR:
+                self.requests_failed += 1
+            case RequestState.TIMED_OUT:
+                self.requests_timed_out += 1
+            case RequestState.CANCELED:
+                self.requests_canceled += 1
+            case RequestState.DELETED:
+                self.requests_deleted += 1
+            case RequestState.NOT_DELIVERED | RequestState.ANSWER_NOT_DELIVERED:
+                self.requests_not_delivered += 1
+            case _:
+                raise AssertionError(f"{state.words} is no end")

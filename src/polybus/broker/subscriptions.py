@@ -6,15 +6,18 @@ routes its filter matches: an exact filter concerns one, a wildcard those found 
 of cached names.
 """
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from polybus.broker.limits import Limits
+from polybus.broker.message import Message
+from polybus.broker.services import Desk, Instance, ServiceRule
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.shared import Choose, SharedGroup
-from polybus.broker.topics import check_topic_name
+from polybus.broker.topics import check_topic_name, matches
 from polybus.broker.tree import TopicTree
 
 MAX_ROUTES: Final = 100_000
@@ -24,9 +27,12 @@ MAX_ROUTES_BYTES: Final = 32 * 1024 * 1024
 """Characters of cached topic names, likewise."""
 MAX_WALK: Final = 2_000
 """Cached names looked at for a changed subscription; past it the whole cache is made anew."""
-RESERVED: Final = "$SYS/"
+RESERVED: Final = ("$SYS/", "$polybus/")
+"""Where only the broker itself publishes, and clients only answers to what they were asked."""
 SUBSCRIPTION_BYTES: Final = 600
 """What a subscription costs beside its characters, which are kept about four times."""
+DEFAULT_SERVICE: Final = ServiceRule()
+NO_SERVICE: Final = Subscription("", None, 0)
 MAX_SHARED_AUDIENCE: Final = 16
 """Subscribers up to which plans are compared: with more, routing is the smaller part anyway."""
 
@@ -59,18 +65,42 @@ class Plan(msgspec.Struct, weakref=True):
     is_plain: bool
     """`plain` is everyone."""
 
+    def reaches(self, origin: str, qos: int) -> bool:
+        """Someone would get a message of this publisher now, or have it queued."""
+        return (
+            any(_takes(s, qos and c.qos) for c in self.cohorts for s in c.sessions)
+            or any(_takes(s, qos) for group in self.groups for s in group.members)
+            or any(
+                cohort is not None and _takes(cohort.sessions[0], qos and cohort.qos)
+                for each in self.selective
+                for cohort in [each.of_its_own if each.client_id == origin else each.of_others]
+            )
+        )
+
+    def cohort_of(self, session: Session) -> Cohort | None:
+        """How this session gets messages here; shared subscriptions do not count."""
+        cohorts = (*self.cohorts, *(each.of_others for each in self.selective))
+        return next((cohort for cohort in cohorts if session in cohort.sessions), None)
+
+
+Control: TypeAlias = Callable[[Message], bytes]
+"""Does what a message to the broker itself says, and returns the answer. Raises UsageError."""
+
 
 class Route:
     """A topic name in use."""
 
-    __slots__ = ("is_reserved", "messages", "plan", "topic")
+    __slots__ = ("control", "desk", "is_reserved", "messages", "plan", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.plan: Plan | None = None
+        self.desk: Desk | None = None
+        """Where requests to this topic are given out, once there was one."""
+        self.control: Control | None = None
         self.messages = 0
         self.is_reserved = topic.startswith(RESERVED)
-        """Only the broker itself publishes here."""
+        """Not everyone's to publish: by the broker itself, or to change it."""
 
 
 class Subscribers(msgspec.Struct):
@@ -78,12 +108,20 @@ class Subscribers(msgspec.Struct):
 
     members: dict[Session, Subscription]
     groups: dict[str, SharedGroup] | None = None
+    instances: dict[Instance, None] | None = None
 
 
 class Subscriptions:
     """The single owner of subscriptions and routes."""
 
-    def __init__(self, limits: Limits, strategy: str, choose: Choose) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        strategy: str,
+        choose: Choose,
+        service_rules: Sequence[ServiceRule] = (),
+        default_service: ServiceRule = DEFAULT_SERVICE,
+    ) -> None:
         self.strategy = strategy
         self._choose = choose
         self.limits = limits
@@ -93,6 +131,11 @@ class Subscriptions:
         self._routes_bytes = 0
         self.count = 0
         self.size_bytes = 0
+        self.controls: dict[str, Control] = {}
+        """Topics by which the broker itself is told things."""
+        self._default_service = default_service
+        self._service_rules = service_rules
+        self._instances = 0
         # Keyed by identity: a plan that lives keeps its sessions alive, so their ids stay theirs.
         self._audiences: WeakValueDictionary[tuple[tuple[int, ...], ...], Plan] = WeakValueDictionary()
 
@@ -116,9 +159,29 @@ class Subscriptions:
                 self._names.remove(self.routes.pop(old).topic)
                 self._routes_bytes -= len(old)
         route = self.routes[name] = Route(topic)
+        if topic.startswith("$") and topic in self.controls:
+            route.control = self.controls[topic]
+            route.is_reserved = True
         self._routes_bytes += len(name)
         self._names.put(topic, route)
         return route
+
+    def desk(self, route: Route) -> Desk:
+        desk = route.desk
+        if desk is None:
+            topic = route.topic
+            found = [i for s in self._filters.match_name(topic) if s.instances for i in s.instances]
+            found.sort(key=lambda instance: instance.order)
+            desk = route.desk = Desk(self._rule(topic), found, self._choose)
+        return desk
+
+    def _rule(self, topic: str) -> ServiceRule:
+        return next((r for r in self._service_rules if matches(r.filter, topic)), self._default_service)
+
+    def set_rules(self, service_rules: Sequence[ServiceRule], default_service: ServiceRule) -> None:
+        self._service_rules = service_rules
+        self._default_service = default_service
+        self._forget_routes()
 
     def plan(self, route: Route) -> Plan:
         plan = route.plan
@@ -149,6 +212,7 @@ class Subscriptions:
                 group = SharedGroup(subscription.group, subscription.path, self.strategy, self._choose)
                 subscribers.groups[subscription.group] = group
             group.join(session, subscription)
+        self._set_instance(session, topic_filter, subscription, subscribers)
         is_new = topic_filter not in session.subscriptions
         session.subscriptions[topic_filter] = subscription
         if is_new:
@@ -156,6 +220,28 @@ class Subscriptions:
             self.size_bytes += SUBSCRIPTION_BYTES + 4 * len(topic_filter)
         self._forget_plans(subscription.path)
         return is_new
+
+    def _set_instance(
+        self, session: Session, topic_filter: str, subscription: Subscription, subscribers: Subscribers
+    ) -> None:
+        """What the subscription is as a service. One that is renewed keeps its place."""
+        instances = session.instances
+        instance = instances.get(topic_filter) if instances is not None else None
+        if not subscription.serves:
+            if instance is not None and instances is not None and subscribers.instances is not None:
+                del instances[topic_filter]
+                del subscribers.instances[instance]
+        elif instance is not None:
+            instance.serves = subscription.serves
+        else:
+            self._instances += 1
+            instance = Instance(session, subscription.path, subscription.serves, self._instances)
+            if instances is None:
+                instances = session.instances = {}
+            instances[topic_filter] = instance
+            if subscribers.instances is None:
+                subscribers.instances = {}
+            subscribers.instances[instance] = None
 
     def remove(self, session: Session, topic_filter: str) -> bool:
         """False if there was no such subscription."""
@@ -172,6 +258,8 @@ class Subscriptions:
             group.leave(session)
             if not group.members:
                 del subscribers.groups[subscription.group]
+        if session.instances:
+            self._set_instance(session, topic_filter, NO_SERVICE, subscribers)
         if not subscribers.members and not subscribers.groups:
             self._filters.remove(subscription.path)
         self.count -= 1
@@ -183,11 +271,11 @@ class Subscriptions:
         if "+" not in path and "#" not in path:
             route = self.routes.get(path.encode())
             if route is not None:
-                route.plan = None
+                route.plan = route.desk = None
             return
         for steps, found in enumerate(self._names.match_filter(path)):
             if found is not None:
-                found.plan = None
+                found.plan = found.desk = None
             if steps > MAX_WALK:
                 self._forget_routes()
                 return
@@ -197,6 +285,10 @@ class Subscriptions:
         self.routes = {}
         self._names = TopicTree()
         self._routes_bytes = 0
+
+
+def _takes(session: Session, qos: int) -> bool:
+    return session.link is not None or bool(qos and session.expiry_s)
 
 
 def _make_plan(matches: list[Subscribers]) -> Plan:

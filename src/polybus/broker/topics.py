@@ -41,6 +41,20 @@ def parse_filter(topic_filter: str, max_levels: int, max_bytes: int = MAX_TOPIC_
     return ParsedFilter(path, group)
 
 
+def matches(path: str, topic: str) -> bool:
+    """One filter, one name. For many filters or many names there is `TopicTree`."""
+    wanted = path.split("/")
+    levels = topic.split("/")
+    if topic.startswith("$") and wanted[0] in ("+", "#"):
+        return False
+    for depth, each in enumerate(wanted):
+        if each == "#":
+            return True
+        if depth >= len(levels) or each not in ("+", levels[depth]):
+            return False
+    return len(levels) == len(wanted)
+
+
 def _check_filter(path: str, max_levels: int, max_bytes: int) -> None:
     if not path:
         raise InvalidTopic("a topic filter needs at least one character")
