@@ -7,8 +7,8 @@ import pytest
 
 from polybus.broker.access import Access, Challenge, Credentials, Exchange, Verdict
 from polybus.broker.limits import Limits
+from polybus.session.intake import State
 from polybus.session.mqtt import MqttOptions
-from polybus.session.mqtt.reader import State
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     V5,

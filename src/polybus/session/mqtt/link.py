@@ -1,30 +1,30 @@
-"""One MQTT connection: what each packet does, and how it ends.
+"""One MQTT connection: what each packet does, and what is said when it ends.
 
-    NEW ──CONNECT──▶ AUTHENTICATING ──verdict──▶ CONNECTED ──DISCONNECT, error, end──▶ CLOSED
-
-Everything a packet may do wrong raises `PeerError`, which `fail` turns into the answer the standard
-prescribes and the close. Acknowledgements that promise safety go through `broker.hold`, which sends
+Everything a packet may do wrong raises `PeerError`, for which `refuse` and `say_failed` find the answer the
+standard prescribes. Acknowledgements that promise safety go through `broker.hold`, which sends
 them after the tick's commit; everything else goes to the outbox at once.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Final, assert_never
 
 import msgspec
 
-from polybus.broker.access import Challenge, Credentials, Exchange, Verdict
+from polybus.broker import events
+from polybus.broker.access import Challenge, Exchange, Verdict
 from polybus.broker.broker import Broker
+from polybus.broker.events import emit
 from polybus.broker.links import EndCause, Port
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Route
 from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.errors import PeerError
+from polybus.session.intake import Refusal, State
 from polybus.session.mqtt.connecting import RETURN_CODES, agree
 from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
 from polybus.session.mqtt.options import MqttOptions
-from polybus.session.mqtt.reader import MqttReader, Pause, State, not_a_connect
+from polybus.session.mqtt.reader import MqttReader
 from polybus.wire.mqtt.checks import REASON_CODES
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
@@ -55,16 +55,12 @@ from polybus.wire.mqtt.packets import (
     Unsubscribe,
 )
 
-log = logging.getLogger("polybus.mqtt")
-
 END_REASONS: Final = {
     EndCause.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
     EndCause.SHUTTING_DOWN: ReasonCode.SERVER_SHUTTING_DOWN,
     EndCause.KEEP_ALIVE_TIMEOUT: ReasonCode.KEEP_ALIVE_TIMEOUT,
 }
 
-AUTHENTICATION_S: Final = 60.0
-"""How long an authenticator may take for its verdict."""
 PINGRESP: Final = encode(PingResp(), V5)
 
 
@@ -73,15 +69,11 @@ class MqttLink(MqttReader):
         "_aliases",
         "_connect",
         "_exchange",
-        "_handle",
-        "_keep_alive_s",
         "_max_packet_size",
         "_method",
         "_new_client_id",
         "_options",
         "_says_why",
-        "certificate_name",
-        "peer",
     )
 
     def __init__(
@@ -95,26 +87,22 @@ class MqttLink(MqttReader):
         certificate_name: str | None = None,
         now: float,
     ) -> None:
-        super().__init__(broker, port, now=now)
-        self.peer = peer
-        self.certificate_name = certificate_name
+        super().__init__(broker, port, peer=peer, certificate_name=certificate_name, now=now)
         self._options = options
         self._new_client_id = new_client_id
         self._connect: Connect | None = None
         self._exchange: Exchange | None = None
         self._method: str | None = None
         """The authentication method both sides are bound to."""
-        self._keep_alive_s = 0
         self._max_packet_size: int | None = None
         self._says_why = True
         """The client wants reason strings (Request Problem Information)."""
         self._aliases: dict[int, Route] | None = None
-        self._handle = broker.timers.schedule(now + broker.limits.connect_timeout_s, self)
 
     def handle(self, packet: Packet) -> None:
         if self.state == State.NEW:
             if not isinstance(packet, Connect):
-                raise not_a_connect()
+                raise self.not_opened()
             self._on_connect(packet)
         elif self.state == State.AUTHENTICATING:
             self._on_packet_while_authenticating(packet)
@@ -160,34 +148,12 @@ class MqttLink(MqttReader):
         self._max_packet_size = properties.maximum_packet_size
         self._says_why = properties.request_problem_information != 0
         self.client_id = self._checked_client_id(connect)
-        self._check_room()
+        self.check_room()
         method = properties.authentication_method
         if method is not None:
             self._begin_exchange(method, properties.authentication_data)
-            return
-        authenticator = self.broker.access.authenticator
-        if authenticator is None:
-            self._accept(Verdict(allowed=True))
-            return
-        credentials = Credentials(
-            self.client_id, connect.user_name, connect.password, self.peer, self.certificate_name
-        )
-        self.state = State.AUTHENTICATING
-        # It has said its CONNECT in time; now it is us who are slow, and not for ever.
-        timers = self.broker.timers
-        timers.cancel(self._handle)
-        self._handle = timers.schedule(self.broker.now + AUTHENTICATION_S, self)
-        self.pause(Pause.AUTHENTICATION)
-        authenticator.authenticate(credentials, self._on_verdict)
-
-    def _check_room(self) -> None:
-        registry = self.broker.registry
-        session = registry.sessions.get(self.client_id)
-        takes_over = session is not None and session.link is not None
-        if registry.connected >= self.broker.limits.connections and not takes_over:
-            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker takes no more connections")
-        if session is None and len(registry.sessions) >= self.broker.limits.sessions:
-            raise PeerError(ReasonCode.QUOTA_EXCEEDED, "this broker keeps no more sessions")
+        else:
+            self.authenticate(connect.user_name, connect.password)
 
     def _checked_client_id(self, connect: Connect) -> str:
         if connect.client_id:
@@ -202,41 +168,14 @@ class MqttLink(MqttReader):
             )
         return self._new_client_id()
 
-    def _on_verdict(self, verdict: Verdict) -> None:
-        """The answer of the authenticator, which may come at any time later."""
-        if self.state != State.AUTHENTICATING:
-            return
-        try:
-            self._judge(verdict)
-        except Exception as error:
-            self.fail_on(error)
-        self.resume(Pause.AUTHENTICATION, self.broker.now)
-
-    def _judge(self, verdict: Verdict) -> None:
-        if verdict.allowed:
-            self._accept(verdict)
-            return
-        reason = ReasonCode.NOT_AUTHORIZED
-        if verdict.bad_credentials:
-            reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
-        elif verdict.busy:
-            reason = ReasonCode.SERVER_BUSY
-        raise PeerError(reason, verdict.reason or "not authorized")
-
-    def _accept(self, verdict: Verdict) -> None:
-        broker = self.broker
+    def accept(self, verdict: Verdict) -> None:
         connect = self._connect
         assert connect is not None
-        self._check_room()  # others may have come while this one was being checked
         self._connect = None  # it may hold a password
-        self.agreed = broker.limits
         agreement = agree(connect, self.client_id, self.agreed, self._options)
-        self.user = verdict.user
-        self.access_changed()
         will = agreement.will
         if will is not None and not self.may_publish(will.message.topic):
-            raise PeerError(ReasonCode.NOT_AUTHORIZED, "the will's topic is not allowed")
-        self._keep_alive_s = agreement.keep_alive_s
+            raise self.refusal(Refusal.NOT_AUTHORIZED, "the will's topic is not allowed")
         if connect.version == V5:
             private = agreement.max_aliases or agreement.max_packet_size
             self.encoding = (
@@ -249,24 +188,16 @@ class MqttLink(MqttReader):
             )
         if self._max_packet_size is not None:
             self._frame(ConnAck(0, False, properties))  # raises if the client cannot take it
-        self.state = State.CONNECTED
-        session, present = broker.open(
-            self,
-            self.client_id,
+        session, present = self.enter(
+            keep_alive_s=agreement.keep_alive_s,
             clean_start=connect.clean_start,
             expiry_s=agreement.expiry_s,
             will=will,
             window=agreement.window,
         )
         self._reply(ConnAck(0, present, properties))  # [MQTT-3.2.0-1] before anything that waited
-        broker.dispatcher.pump(session)
-        session.user = verdict.user
-        broker.stats.connections_accepted += 1
-        self._reschedule(broker.now)
-        log.info(
-            "client connected",
-            extra={"fields": {"client_id": self.client_id, "peer": self.peer, "version": self.version}},
-        )
+        self.broker.dispatcher.pump(session)
+        emit(events.CLIENT_CONNECTED, client_id=self.client_id, peer=self.peer, version=self.version)
 
     # -- enhanced authentication (5.0 section 4.12) -------------------------------------------------
 
@@ -287,7 +218,7 @@ class MqttLink(MqttReader):
                 self._check_method(packet, self._connect.properties.authentication_method)
                 self._step(packet.properties.authentication_method or "", packet.properties.authentication_data)
             case Disconnect():
-                self._close("disconnected while authenticating", publish_will=False)
+                self.close("disconnected while authenticating", publish_will=False)
             case _:
                 raise PeerError(
                     ReasonCode.PROTOCOL_ERROR, "only AUTH or DISCONNECT may follow now", "MQTT-3.1.2-30"
@@ -303,12 +234,12 @@ class MqttLink(MqttReader):
         self._exchange = None
         if self.state == State.AUTHENTICATING:
             self._method = method
-            self._judge(answer)
+            self.judge(answer)
         elif answer.allowed:
             properties = Properties(authentication_method=method, authentication_data=answer.data)
             self._reply(Auth(ReasonCode.SUCCESS, properties))
         else:
-            raise PeerError(ReasonCode.NOT_AUTHORIZED, answer.reason or "not authorized")
+            raise self.refusal(Refusal.NOT_AUTHORIZED, answer.reason or "not authorized")
 
     def _on_reauthenticate(self, packet: Auth) -> None:
         if self._method is None:
@@ -443,32 +374,37 @@ class MqttLink(MqttReader):
         except InvalidTopic as error:
             if self.version != V5:  # 3.1.1 section 3.8.3.1: a filter that breaks the rules ends it
                 raise PeerError(ReasonCode.TOPIC_FILTER_INVALID, str(error), "MQTT-4.7.1-1") from error
-            return ReasonCode.TOPIC_FILTER_INVALID
-        authorizer = broker.access.authorizer
-        if authorizer is not None and not authorizer.may_subscribe(self.user, self.client_id, path):
-            fields = {"client_id": self.client_id, "filter": topic_filter}
-            log.warning("subscribe not authorized", extra={"fields": fields})
+            return self._no_subscription(topic_filter, ReasonCode.TOPIC_FILTER_INVALID, str(error))
+        if not self.may_subscribe(topic_filter, path):
             return ReasonCode.NOT_AUTHORIZED
         is_new = topic_filter not in session.subscriptions
         if is_new and (
             len(session.subscriptions) >= broker.limits.subscriptions_per_session
             or broker.dispatcher.over_budget
         ):
-            return ReasonCode.QUOTA_EXCEEDED
+            return self._no_subscription(topic_filter, ReasonCode.QUOTA_EXCEEDED, "no room for more")
         subscription = Subscription(
             path, group, request.qos, request.no_local, request.retain_as_published, identifier
         )
         broker.subscribe(session, topic_filter, subscription, retain_handling=request.retain_handling)
+        emit(events.SUBSCRIBED, client_id=self.client_id, topic=topic_filter)
         return request.qos
 
+    def _no_subscription(self, topic_filter: str, code: ReasonCode, why: str) -> int:
+        emit(events.NOT_SUBSCRIBED, client_id=self.client_id, topic=topic_filter, reason=why)
+        return code
+
     def _on_unsubscribe(self, packet: Unsubscribe, session: Session) -> None:
-        codes = [
-            ReasonCode.SUCCESS
-            if self.broker.unsubscribe(session, topic_filter)
-            else ReasonCode.NO_SUBSCRIPTION_EXISTED
-            for topic_filter in packet.topic_filters
-        ]
+        codes = [self._unsubscribe(session, topic_filter) for topic_filter in packet.topic_filters]
         self._acknowledge(UnsubAck(packet.packet_id, tuple(codes) if self.version == V5 else ()))
+
+    def _unsubscribe(self, session: Session, topic_filter: str) -> ReasonCode:
+        if self.broker.unsubscribe(session, topic_filter):
+            emit(events.UNSUBSCRIBED, client_id=self.client_id, topic=topic_filter)
+            return ReasonCode.SUCCESS
+        why = "no subscription existed"
+        emit(events.NOT_UNSUBSCRIBED, client_id=self.client_id, topic=topic_filter, reason=why)
+        return ReasonCode.NO_SUBSCRIPTION_EXISTED
 
     # -- replies -----------------------------------------------------------------------------------------
 
@@ -492,42 +428,6 @@ class MqttLink(MqttReader):
             return encode(PubRel(packet_id), self.version)
         return encode_duplicate(delivery, packet_id, self.version, self._max_packet_size, now)
 
-    # -- the transport ------------------------------------------------------------------------------------
-
-    def on_blocked(self) -> None:
-        self.broker.dispatcher.blocked(self)
-
-    def on_unblocked(self, now: float) -> None:
-        self.broker.dispatcher.unblocked(self)
-        self.resume(Pause.BACKLOG, now)
-        self.broker.stir()
-
-    def on_closed(self, now: float) -> None:
-        """The transport is gone."""
-        self.broker.now = now
-        self._close("connection lost", publish_will=True)
-
-    def on_timer(self, now: float) -> None:
-        """Time to CONNECT, then keep alive. The one timer entry follows `last_seen` when it fires."""
-        if self.state == State.CLOSED:
-            return
-        if self.state != State.CONNECTED:
-            event = "no CONNECT in time" if self.state == State.NEW else "not authenticated in time"
-            log.info(event, extra={"fields": {"peer": self.peer}})
-            self._close(event, publish_will=False)
-        elif self.is_paused() and not self.blocked:
-            self.last_seen = now  # it was us who did not listen
-            self._reschedule(now)
-        elif self.last_seen + 1.5 * self._keep_alive_s <= now:
-            self.end(EndCause.KEEP_ALIVE_TIMEOUT)  # [MQTT-3.1.2-22]
-        else:
-            self._reschedule(now)
-
-    def _reschedule(self, now: float) -> None:
-        self.broker.timers.cancel(self._handle)
-        if self._keep_alive_s:
-            self._handle = self.broker.timers.schedule(self.last_seen + 1.5 * self._keep_alive_s, self)
-
     # -- ends ------------------------------------------------------------------------------------------------
 
     def _on_disconnect(self, packet: Disconnect, session: Session) -> None:
@@ -538,45 +438,31 @@ class MqttLink(MqttReader):
                     ReasonCode.PROTOCOL_ERROR, "a session expiry of 0 cannot be changed", "MQTT-3.14.2-2"
                 )
             session.expiry_s = float(min(wanted_s, self.broker.limits.session_expiry_s))
-        self._close("said goodbye", publish_will=packet.reason_code != ReasonCode.SUCCESS)
+        self.close("said goodbye", publish_will=packet.reason_code != ReasonCode.SUCCESS)
 
-    def end(self, cause: EndCause, text: str = "") -> None:
-        if self.state == State.CLOSED:
-            return
-        reason = END_REASONS[cause]
-        if self.state == State.CONNECTED and self.version == V5:
+    def say_ended(self, cause: EndCause) -> None:
+        if self.version == V5:
             reference = self._options.server_reference if cause is EndCause.SHUTTING_DOWN else ""
-            self._last_word(Disconnect(reason, Properties(server_reference=reference or None)))
-        self._close(reason.name.lower().replace("_", " "), publish_will=True)
+            self._last_word(Disconnect(END_REASONS[cause], Properties(server_reference=reference or None)))
 
-    def fail(self, error: PeerError) -> None:
-        if self.state == State.CLOSED:
-            return
-        fields = {"client_id": self.client_id, "peer": self.peer, "error": str(error)}
-        log.warning(
-            "connection ended" if self.state == State.CONNECTED else "connection refused",
-            extra={"fields": fields},
-        )
-        why = error.text if self._says_why else None
-        if self.state == State.CONNECTED:
-            if self.version == V5:
-                self._last_word(Disconnect(error.reason_code, Properties(reason_string=why)))
-        else:
-            self._refuse(error, why)
-        self._close(error.text, publish_will=True)
+    def say_failed(self, error: PeerError) -> None:
+        if self.version == V5:
+            self._last_word(Disconnect(error.reason_code, Properties(reason_string=self._why(error))))
 
-    def _refuse(self, error: PeerError, why: str | None) -> None:
+    def refuse(self, error: PeerError) -> None:
         """A CONNECT that is not accepted. Before one could be read there is nobody to answer."""
-        self.broker.stats.connections_refused += 1
         code = error.reason_code
         if not self.is_greeted and code != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             return
         if self.version == V5:
             reference = self._options.server_reference if code == ReasonCode.QUOTA_EXCEEDED else ""
-            properties = Properties(reason_string=why, server_reference=reference or None)
+            properties = Properties(reason_string=self._why(error), server_reference=reference or None)
             self._last_word(ConnAck(code, False, properties))
         elif (return_code := RETURN_CODES.get(ReasonCode(code))) is not None:
             self._last_word(ConnAck(ConnectReturnCode(return_code)))
+
+    def _why(self, error: PeerError) -> str | None:
+        return error.text if self._says_why else None
 
     def _last_word(self, packet: ConnAck | Disconnect) -> None:
         limit = self._max_packet_size
@@ -588,24 +474,9 @@ class MqttLink(MqttReader):
             frame = encode(msgspec.structs.replace(packet, properties=NO_PROPERTIES), self.version)
             if len(frame) > limit:
                 return
-        if self.blocked:  # a peer that does not read gets no more than this
-            self.outbox.clear()
-            self.blocked = False
-        self.outbox.append(frame)
+        self.say_last(frame)
 
-    def _close(self, why: str, *, publish_will: bool) -> None:
-        if self.state == State.CLOSED:
-            return
-        if self.state == State.CONNECTED:
-            fields = {"client_id": self.client_id, "reason": why}
-            log.info("client disconnected", extra={"fields": fields})
-        self.state = State.CLOSED
-        self.stop_reading()  # [MQTT-3.1.4-6] nothing that came behind is looked at
+    def close(self, why: str, *, publish_will: bool) -> None:
         self._connect = None
         self._exchange = None
-        broker = self.broker
-        broker.timers.cancel(self._handle)
-        self.flush()
-        broker.dispatcher.forget(self)
-        broker.close(self, publish_will=publish_will)
-        self.port.close()
+        super().close(why, publish_will=publish_will)  # [MQTT-3.1.4-6] nothing behind it is looked at

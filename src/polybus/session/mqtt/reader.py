@@ -9,23 +9,21 @@ their cost is that of the bytes rather than of the packets. Packets alike in siz
 by comparing bytes; for others the header is read and the topic looked up.
 """
 
-import logging
 import struct
 from collections.abc import Sequence
-from enum import IntEnum, IntFlag, auto
-from typing import Final
+from typing import ClassVar, Final
 
 from polybus.broker.broker import Broker
-from polybus.broker.links import Link, Port
+from polybus.broker.links import Port
 from polybus.broker.message import Run
-from polybus.broker.subscriptions import RESERVED, Plan, Route
+from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
+from polybus.session.intake import WORK_A_TURN, Refusal, State
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
+from polybus.session.stream import StreamLink
 from polybus.wire.mqtt.codec import connect_version, decode, next_frame
 from polybus.wire.mqtt.packets import V5, V311, Packet, ReasonCode
-
-log = logging.getLogger("polybus.mqtt")
 
 CONNECT: Final = 0x10
 PUBLISH_QOS_0: Final = 0x30
@@ -43,159 +41,49 @@ PUBREC_HEADER: Final = b"\x50\x02"
 TRACKED_RUN_BYTES: Final = 8192
 """A run stays in memory until its last message is acknowledged, so it must not be long. A larger
 packet travels by itself, and its subscribers share its payload."""
-SMALL_READ_BYTES: Final = 32 * 1024
-"""Up to this much is rather copied than handled apart from what came before."""
 SUBSCRIBE: Final = 0x82
 UNSUBSCRIBE: Final = 0xA2
 FILTER_PACKETS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})
 MAX_FILTERS_BYTES: Final = 128 * 1024
 """Of a SUBSCRIBE or UNSUBSCRIBE: every filter in it costs many times what its bytes do."""
-WORK_A_TURN: Final = 4096
-"""What a connection may do before others get their turn, in units of about a microsecond or two."""
 RUN_WORK: Final = 2
 PACKET_WORK: Final = 16
-MAX_CACHED_PERMISSIONS: Final = 1024
+
+REFUSAL_CODES: Final = {
+    Refusal.FULL: ReasonCode.QUOTA_EXCEEDED,
+    Refusal.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
+    Refusal.BAD_CREDENTIALS: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    Refusal.BUSY: ReasonCode.SERVER_BUSY,
+    Refusal.NO_MEMORY: ReasonCode.QUOTA_EXCEEDED,
+    Refusal.INTERNAL: ReasonCode.UNSPECIFIED_ERROR,
+}
 
 
-class State(IntEnum):
-    NEW = 0
-    AUTHENTICATING = 1
-    CONNECTED = 2
-    CLOSED = 3
+class MqttReader(StreamLink):
+    __slots__ = ("is_greeted", "unacknowledged", "version")
 
+    opening = frozenset({CONNECT})
+    keep_alive_factor = 1.5  # [MQTT-3.1.2-22]
+    reason_codes: ClassVar = REFUSAL_CODES
 
-class Pause(IntFlag):
-    """Why a connection is not read for the moment."""
-
-    AUTHENTICATION = auto()
-    RATE = auto()
-    BACKLOG = auto()
-    TURN = auto()
-
-
-class MqttReader(Link):
-    __slots__ = (
-        "_parts",
-        "_parts_needed",
-        "_pauses",
-        "_rate_timer",
-        "_tokens",
-        "_tokens_at",
-        "agreed",
-        "broker",
-        "client_id",
-        "is_greeted",
-        "is_reading",
-        "last_seen",
-        "permissions",
-        "state",
-        "unacknowledged",
-        "user",
-        "version",
-    )
-
-    def __init__(self, broker: Broker, port: Port, *, now: float) -> None:
-        super().__init__(port, MQTT_311)
-        self.broker = broker
-        self.state = State.NEW
+    def __init__(
+        self, broker: Broker, port: Port, *, peer: str, certificate_name: str | None, now: float
+    ) -> None:
+        super().__init__(broker, port, MQTT_311, peer=peer, certificate_name=certificate_name, now=now)
         self.version = V311
-        self.client_id = ""
-        self.user: str | None = None
-        self.last_seen = now
         self.unacknowledged = 0
         """QoS 1 publishes whose PUBACK waits for the commit."""
-        self.agreed = broker.limits
-        """The limits this client was told; those that concern it alone do not change under it."""
         self.is_greeted = False
         """A CONNECT of a known version has come, right or wrong."""
-        self.is_reading = True
-        self._pauses = Pause(0)
-        self._rate_timer = 0
-        self._parts: bytearray | None = None
-        self._parts_needed = 0
-        self.permissions: dict[str, bool] | None = None
-        self._tokens = float("inf")  # the first publish cuts it down to what a burst may be
-        self._tokens_at = now
 
     def handle(self, packet: Packet) -> None:
         """Do what a decoded packet asks for. Raises PeerError."""
         raise NotImplementedError
 
-    def fail(self, error: PeerError) -> None:
-        """Answer a violation as the standard says, and close."""
-        raise NotImplementedError
+    def not_opened(self) -> PeerError:
+        return PeerError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT", "MQTT-3.1.0-1")
 
-    # -- bytes in ---------------------------------------------------------------------------
-
-    def receive(self, data: bytes, now: float) -> None:
-        """Take bytes as they come: any number of packets, whole or in pieces."""
-        if self.state == State.CLOSED:
-            return
-        broker = self.broker
-        broker.now = now
-        self.last_seen = now
-        self.bytes_in += len(data)
-        broker.stats.bytes_received += len(data)
-        if self._parts is None and self.is_paused():
-            self._keep(data)
-        elif self._parts is None:
-            if self.state == State.NEW and data and data[0] != CONNECT:  # whatever it is, it is not MQTT
-                self.fail(not_a_connect())
-                return
-            self._consume(data, 0)
-        else:
-            self._complete(self._parts, data)
-        broker.settle(now)
-
-    def _complete(self, parts: bytearray, data: bytes) -> None:
-        """Put the packet together that began in earlier reads, and go on behind it."""
-        missing = self._parts_needed - len(parts)
-        if len(data) < missing or self.is_paused():
-            parts += data
-            self.broker.partial_bytes += len(data)
-            if len(parts) > SMALL_READ_BYTES and not self.broker.has_room_for_parts():
-                self.fail(PeerError(ReasonCode.QUOTA_EXCEEDED, "no memory for so large a packet now"))
-            return
-        self._let_go_of_parts()
-        if missing <= 0 or len(data) - missing < SMALL_READ_BYTES:
-            self._consume(b"".join((parts, data)), 0)
-            return
-        # Only the packet that was cut is copied, not everything behind it.
-        self._consume(b"".join((parts, data[:missing])), 0)
-        if not self.is_paused():
-            self._consume(data, missing)
-        elif not self.is_closed():
-            self._keep(bytes(self._let_go_of_parts() or b"") + data[missing:])
-
-    def _consume(self, data: bytes, pos: int) -> None:
-        """Handle every whole packet in `data` from `pos` on and keep the rest."""
-        try:
-            pos = self._handle_packets(data, pos)
-        except Exception as error:
-            self.fail_on(error)
-        if self.state != State.CLOSED and pos < len(data):
-            self._keep(data[pos:])
-
-    def fail_on(self, error: Exception) -> None:
-        """Whatever went wrong costs this connection, and must not cost any other."""
-        if not isinstance(error, PeerError):
-            log.error("internal error", exc_info=error, extra={"fields": {"client_id": self.client_id}})
-            error = PeerError(ReasonCode.UNSPECIFIED_ERROR, "internal error")
-        self.fail(error)
-
-    def _keep(self, rest: bytes) -> None:
-        """Bytes for later: the beginning of a packet, or whatever came before a pause."""
-        self._parts = bytearray(rest)
-        self._parts_needed = _whole_size(rest)
-        self.broker.partial_bytes += len(rest)
-
-    def _let_go_of_parts(self) -> bytearray | None:
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            self.broker.partial_bytes -= len(parts)
-        return parts
-
-    def _handle_packets(self, data: bytes, pos: int) -> int:
+    def handle_packets(self, data: bytes, pos: int) -> int:
         end = len(data)
         max_size = self.agreed.packet_size_bytes
         # A client with a publish rate is counted message by message.
@@ -221,7 +109,7 @@ class MqttReader(Link):
                         pos = taken
                         turn -= RUN_WORK
                         if turn <= 0:
-                            self._wait_turn()
+                            self.wait_turn()
                         continue
                     one_by_one_until = max(one_by_one_until, -taken)
                 elif size == 2 and first_byte in SHORT_ACKNOWLEDGEMENTS and pos >= one_by_one_until:
@@ -240,7 +128,7 @@ class MqttReader(Link):
             pos = stop
             turn -= PACKET_WORK if first_byte not in FILTER_PACKETS else PACKET_WORK + stop - start
             if turn <= 0:
-                self._wait_turn()
+                self.wait_turn()
         return pos
 
     def _publish_run(self, data: bytes, pos: int, start: int, stop: int, end: int) -> int:
@@ -423,107 +311,12 @@ class MqttReader(Link):
         except (InvalidTopic, UnicodeDecodeError):
             return None
 
-    # -- permission and rate --------------------------------------------------------------------
-
-    def access_changed(self) -> None:
-        self.permissions = {} if self.broker.access.authorizer is not None else None
-
-    def may_publish(self, topic: str) -> bool:
-        if topic.startswith(RESERVED):
-            return False
-        permissions = self.permissions
-        if permissions is None:
-            return True
-        allowed = permissions.get(topic)
-        if allowed is None:
-            authorizer = self.broker.access.authorizer
-            allowed = authorizer is None or authorizer.may_publish(self.user, self.client_id, topic)
-            if len(permissions) >= MAX_CACHED_PERMISSIONS:
-                permissions.clear()
-            permissions[topic] = allowed
-            if not allowed:
-                fields = {"client_id": self.client_id, "topic": topic}
-                log.warning("publish not authorized", extra={"fields": fields})
-        return allowed
-
-    def spend(self, count: int) -> None:
-        """Take from the publish allowance; a client that is over it is read later."""
-        rate = self.broker.limits.publish_rate_per_client
-        if not rate:
-            return
-        now = self.last_seen
-        self._tokens = min(2 * rate, self._tokens + (now - self._tokens_at) * rate) - count
-        self._tokens_at = now
-        if self._tokens < 0 and not self._pauses & Pause.RATE:
-            self.pause(Pause.RATE)
-            self._rate_timer = self.broker.timers.schedule(now - self._tokens / rate, _RateResume(self))
-
-    # -- replies --------------------------------------------------------------------------------
-
-    def _wait_turn(self) -> None:
-        if not self.is_closed():
-            self.pause(Pause.TURN)
-            self.broker.wait_turn(self)
-
-    def take_turn(self, now: float) -> None:
-        self.resume(Pause.TURN, now)
-
-    def reply(self, frame: bytes) -> None:
-        self.broker.reply(self, frame)
-        self._check_backlog()
-
     def released(self, acknowledgements: list[bytes]) -> None:
         if self.unacknowledged:
             # The PUBACKs of a run are one piece, of four bytes each.
             pubacks = sum(len(a) >> 2 for a in acknowledgements if a[0] == PUBACK)
             self.unacknowledged = max(0, self.unacknowledged - pubacks)
-        self._check_backlog()
-
-    def _check_backlog(self) -> None:
-        """A peer that sends and never reads its replies is read again when they are gone."""
-        if self.backlog_bytes > self.broker.limits.outbox_bytes_per_connection:
-            self.pause(Pause.BACKLOG)
-
-    # -- pauses -----------------------------------------------------------------------------------
-
-    def pause(self, why: Pause) -> None:
-        """Read nothing more; what has been read waits."""
-        self._pauses |= why
-        if self.is_reading:
-            self.is_reading = False
-            self.port.pause_reading()
-
-    def resume(self, why: Pause, now: float) -> None:
-        """This reason is gone; if it was the last, go on, first with what was read before."""
-        if not self._pauses & why:
-            return
-        self._pauses &= ~why
-        if self._pauses or self.is_closed():
-            return
-        self.is_reading = True
-        self.last_seen = now
-        parts = self._let_go_of_parts()
-        if parts is not None:
-            self._consume(bytes(parts), 0)
-        if not self.is_paused() and not self.is_closed():
-            self.port.resume_reading()
-        self.broker.stir()
-
-    def stop_reading(self) -> None:
-        """For good: the connection is closed."""
-        self.is_reading = False
-        self._let_go_of_parts()
-        self.broker.timers.cancel(self._rate_timer)
-
-    def is_paused(self) -> bool:
-        return not self.is_reading
-
-    def is_closed(self) -> bool:
-        return self.state == State.CLOSED
-
-
-def not_a_connect() -> PeerError:
-    return PeerError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT", "MQTT-3.1.0-1")
+        self.check_backlog()
 
 
 def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> bytes:
@@ -531,24 +324,3 @@ def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> b
     changed = bytearray(acknowledgements)
     changed[::4] = bytes((first_byte,)) * count
     return bytes(changed)
-
-
-def _whole_size(rest: bytes) -> int:
-    """How many bytes the packet that `rest` begins will have; 0 if that cannot be told yet."""
-    shift = size = 0
-    for at, byte in enumerate(rest[1:5], start=2):
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return at + size
-    return 0
-
-
-class _RateResume:
-    __slots__ = ("_reader",)
-
-    def __init__(self, reader: MqttReader) -> None:
-        self._reader = reader
-
-    def on_timer(self, now: float) -> None:
-        self._reader.resume(Pause.RATE, now)
