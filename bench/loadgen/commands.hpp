@@ -17,4 +17,5 @@ Command throughput_command();
 Command latency_command();
 Command connects_command();
 Command hold_command();
+Command requests_command();
 Command peer_command();

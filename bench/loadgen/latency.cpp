@@ -1,16 +1,16 @@
 // Open-loop latency: one publisher sends at a fixed rate whatever comes back; the time of sending travels
 // in the payload, and one subscriber takes the difference.
 
-#include <sys/timerfd.h>
-
 #include <algorithm>
-#include <cmath>
 
 #include "commands.hpp"
 #include "net.hpp"
 #include "stamp.hpp"
+#include "summary.hpp"
 
 namespace {
+
+using summary::percentile;
 
 net::Fd ticking(double rate) {
     net::Fd timer{timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)};
@@ -20,11 +20,6 @@ net::Fd ticking(double rate) {
     const itimerspec schedule{period, period};
     if (timerfd_settime(timer.get(), 0, &schedule, nullptr) < 0) net::fail("timerfd_settime");
     return timer;
-}
-
-double percentile(const std::vector<double>& sorted, double share) {
-    const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sorted.size())));
-    return sorted[std::max<std::size_t>(rank, 1) - 1];
 }
 
 void run_latency(const Options& options) {

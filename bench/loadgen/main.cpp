@@ -7,7 +7,7 @@
 namespace {
 
 void explain(const std::vector<Command>& commands) {
-    std::cout << "MQTT 3.1.1 load generator. Results are one line of JSON.\n";
+    std::cout << "Load generator for MQTT 3.1.1 and, in `requests`, for TBus. Results are one line of JSON.\n";
     for (const auto& command : commands) {
         std::cout << "\nloadgen " << command.name << "\n  " << command.meaning << "\n";
         for (const auto& option : command.options)
@@ -20,7 +20,7 @@ void explain(const std::vector<Command>& commands) {
 
 int main(int argc, char** argv) {
     const std::vector<Command> commands{throughput_command(), latency_command(), connects_command(), hold_command(),
-                                        peer_command()};
+                                        requests_command(),   peer_command()};
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     if (arguments.empty() || arguments[0] == "--help") {
         explain(commands);

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -175,7 +176,26 @@ private:
     Fd fd_;
 };
 
-// One MQTT connection: a socket, the head of a packet whose tail has not come, and what is to be sent.
+// Wakes an epoll at a time of CLOCK_MONOTONIC. Exactly: epoll's own timeouts may be late by a thousandth.
+class Alarm {
+public:
+    Alarm() : fd_(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)) {
+        if (fd_.get() < 0) fail("timerfd_create");
+    }
+
+    int fd() const { return fd_.get(); }
+
+    // One that has rung is silent again.
+    void set(std::int64_t at_ns) {
+        const itimerspec schedule{{}, {at_ns / 1'000'000'000, at_ns % 1'000'000'000}};
+        if (timerfd_settime(fd_.get(), TFD_TIMER_ABSTIME, &schedule, nullptr) < 0) fail("timerfd_settime");
+    }
+
+private:
+    Fd fd_;
+};
+
+// One connection: a socket, the head of a packet whose tail has not come, and what is to be sent.
 class Connection {
 public:
     Connection() = default;
@@ -248,8 +268,9 @@ private:
     bool is_closed_ = false;
 };
 
-// Writes and waits for `answers` packets of one type. For the time before the clock runs.
-inline void request(Connection& connection, const wire::Bytes& bytes, wire::Type type, std::size_t answers) {
+// Writes, waits for `answers` packets and hands each to `check`. For the time before the clock runs.
+template <typename Check>
+void converse(Connection& connection, const wire::Bytes& bytes, std::size_t answers, Check&& check) {
     constexpr int PATIENCE_MS = 20'000;
     connection.write(bytes);
     while (answers > 0) {
@@ -257,17 +278,23 @@ inline void request(Connection& connection, const wire::Bytes& bytes, wire::Type
         if (poll(&ready, 1, PATIENCE_MS) == 0) throw std::runtime_error("the broker did not answer within 20 s");
         connection.flush();
         connection.receive([&](const wire::Packet& packet) {
-            if (packet.type != type)
-                throw std::runtime_error("unexpected answer of type " + std::to_string(packet.type));
-            if (type == wire::CONNACK && packet.body[1] != 0)
-                throw std::runtime_error("CONNECT refused with code " + std::to_string(packet.body[1]));
-            if (type == wire::SUBACK)
-                for (const std::uint8_t code : packet.body.subspan(2))
-                    if (code > 2) throw std::runtime_error("SUBSCRIBE refused");
+            check(packet);
             --answers;
         });
         if (connection.is_closed()) throw std::runtime_error("the broker closed a connection");
     }
+}
+
+// The same for MQTT, where all answers are of one type and none may be a refusal.
+inline void request(Connection& connection, const wire::Bytes& bytes, wire::Type type, std::size_t answers) {
+    converse(connection, bytes, answers, [type](const wire::Packet& packet) {
+        if (packet.type != type) throw std::runtime_error("unexpected answer of type " + std::to_string(packet.type));
+        if (type == wire::CONNACK && packet.body[1] != 0)
+            throw std::runtime_error("CONNECT refused with code " + std::to_string(packet.body[1]));
+        if (type == wire::SUBACK)
+            for (const std::uint8_t code : packet.body.subspan(2))
+                if (code > 2) throw std::runtime_error("SUBSCRIBE refused");
+    });
 }
 
 // A connection that has its CONNACK and, if it asked for a filter, its SUBACK.

@@ -44,9 +44,9 @@ public:
         return static_cast<std::size_t>(value);
     }
 
-    std::uint16_t port() const {
-        const std::size_t value = count("port");
-        if (value == 0 || value > 65535) throw std::invalid_argument("--port must be 1 to 65535");
+    std::uint16_t port(const std::string& name = "port") const {
+        const std::size_t value = count(name);
+        if (value == 0 || value > 65535) throw std::invalid_argument("--" + name + " must be 1 to 65535");
         return static_cast<std::uint16_t>(value);
     }
 
