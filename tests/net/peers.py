@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from polybus.broker.limits import Limits
 from polybus.net.server import Server
-from polybus.ops.config import Auth, Config, Listener
+from polybus.ops.config import Auth, Config
+from polybus.ops.listeners import Listener
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import (
     V5,

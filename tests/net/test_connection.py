@@ -11,7 +11,7 @@ import pytest
 from polybus.broker.limits import Limits
 from polybus.net import connection as connections
 from polybus.net import server as servers
-from polybus.ops.config import Listener
+from polybus.ops.listeners import Listener
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     V5,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import resource
 import socket
@@ -12,11 +13,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from polybus.broker.limits import Limits
+from polybus.broker.services import ServiceRule
 from polybus.errors import ConfigError
 from polybus.net import descriptors
 from polybus.net import server as servers
 from polybus.net.server import Server
-from polybus.ops.config import Config, Listener, load
+from polybus.ops.config import Config, load
+from polybus.ops.listeners import Listener
 from polybus.wire.mqtt.packets import (
     V5,
     V311,
@@ -32,6 +35,7 @@ from polybus.wire.mqtt.packets import (
 )
 from tests.client.certificates import Certificates
 from tests.net.peers import client, eventually, port_of, serving, serving_config, stream, unix_stream
+from tests.ops.logs import restored_logging
 
 
 @pytest.fixture
@@ -103,6 +107,20 @@ async def test_the_port_that_was_chosen_is_told() -> None:
     async with serving(Listener(), Listener(host="::1")) as server:
         assert server.urls == [f"mqtt://127.0.0.1:{port_of(server)}", f"mqtt://[::1]:{port_of(server, 1)}"]
         assert port_of(server) != 0
+
+
+async def test_each_listener_says_what_it_speaks(short_folder: Path) -> None:
+    listeners = (
+        Listener(),
+        Listener(protocol="tbus"),
+        Listener(protocol="tbus", kind="unix", path=str(short_folder / "s")),
+    )
+    async with serving(*listeners) as server:
+        assert server.urls == [
+            f"mqtt://127.0.0.1:{port_of(server)}",
+            f"tbus://127.0.0.1:{port_of(server, 1)}",
+            f"tbus+unix://{short_folder / 's'}",
+        ]
 
 
 # -- stopping ------------------------------------------------------------------------------------------
@@ -184,15 +202,8 @@ def file(tmp_path: Path) -> ConfigFile:
 @pytest.fixture
 def quiet_logging() -> Iterator[None]:
     """Reloading sets up the logs of the whole process: put them back."""
-    root, ours = logging.getLogger(), logging.getLogger("polybus")
-    handlers, levels, raises = list(root.handlers), (root.level, ours.level), logging.raiseExceptions
-    yield
-    for handler in [each for each in root.handlers if each not in handlers]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-    logging.raiseExceptions = raises
+    with restored_logging():
+        yield
 
 
 pytestmark = pytest.mark.usefixtures("quiet_logging")
@@ -293,6 +304,44 @@ async def test_reload_takes_over_passwords(file: ConfigFile, tmp_path: Path) -> 
         assert await log_in(b"new") == 0
 
 
+def rule(server: Server, topic: str) -> ServiceRule:
+    """What holds for requests to this topic."""
+    subscriptions = server.broker.subscriptions
+    return subscriptions.desk(subscriptions.route_of(topic)).rule
+
+
+async def test_reload_takes_over_requests_and_services(file: ConfigFile) -> None:
+    text = '[requests]\ntimeout_s = 5\n[[service]]\nfilter = "slow/#"\nconcurrency = 3\n'
+    async with serving_config(file.write(text)) as server:
+        broker = server.broker
+        assert broker.requests.timeout_s == 5.0
+        assert rule(server, "slow/one") == ServiceRule("slow/#", concurrency=3)
+        assert rule(server, "other") == ServiceRule()
+        file.write('[requests]\nstrategy = "fastest"\n[limits]\nstored_messages = 7\nstored_bytes = 8\n')
+        server.reload()
+        assert broker.requests.timeout_s == 60.0
+        assert rule(server, "slow/one") == ServiceRule(strategy="fastest")
+        assert (broker.storage.max_messages, broker.storage.max_bytes) == (7, 8)
+
+
+async def test_reload_takes_over_the_event_file(file: ConfigFile, tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    async with serving_config(file.write("")) as server:
+        file.write('[server]\nevent_file = "events.jsonl"\nlog_level = "NONE"')
+        server.reload()
+        async with client(server, "seen"):
+            pass
+        await eventually(lambda: '"client disconnected"' in events.read_text())
+        told = [json.loads(line) for line in events.read_text().splitlines()]
+        assert next(each["event"] for each in told if each.get("client_id") == "seen") == "client connected"
+        file.write("")
+        server.reload()
+        size = events.stat().st_size
+        async with client(server, "unseen") as unseen:
+            await unseen.ping()
+        assert events.stat().st_size == size
+
+
 async def test_reload_takes_over_the_log_level(file: ConfigFile) -> None:
     async with serving_config(file.write('[server]\nlog_level = "WARN"')) as server:
         file.write('[server]\nlog_level = "DEBUG"')
@@ -308,6 +357,9 @@ async def test_reload_takes_over_the_log_level(file: ConfigFile) -> None:
         "[limits",
         '[auth]\npassword_file = "missing"',
         '[server]\nlog_file = "missing/polybus.log"',
+        '[server]\nevent_file = "missing/events.jsonl"',
+        '[tbus]\nserver_reference = "nowhere"',
+        '[[service]]\nfilter = "a/#/b"',
     ],
 )
 async def test_a_broken_file_changes_nothing(

@@ -8,7 +8,8 @@ import ssl
 import pytest
 
 from polybus.broker.limits import Limits
-from polybus.ops.config import Auth, Listener
+from polybus.ops.config import Auth
+from polybus.ops.listeners import Listener
 from polybus.wire.mqtt.packets import V5, V311, Connect, PubAck, Publish, ReasonCode
 from tests.client.certificates import Certificates
 from tests.net.peers import check_exchange, client, eventually, port_of, serving, stream, trusting

@@ -19,7 +19,7 @@ from websockets.typing import Origin, Subprotocol
 from polybus.broker.limits import Limits
 from polybus.net import connection as connections
 from polybus.net.server import Server
-from polybus.ops.config import Listener
+from polybus.ops.listeners import Listener
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import (
     V5,

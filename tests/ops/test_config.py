@@ -14,7 +14,6 @@ from polybus.ops.config import (
     SECTIONS,
     AclRule,
     Config,
-    Listener,
     Overrides,
     ServiceStrategy,
     Tbus,
@@ -22,6 +21,7 @@ from polybus.ops.config import (
     reload,
     reloadable_difference,
 )
+from polybus.ops.listeners import Listener
 
 
 def write(folder: Path, text: str, name: str = "bus.toml") -> Path:

@@ -12,23 +12,17 @@ import pytest
 
 from polybus.errors import ConfigError
 from polybus.ops.config import LogFormat, LogLevel
-from polybus.ops.logging import LEVELS, TRACE, configure
+from polybus.ops.log_records import LEVELS, TRACE
+from polybus.ops.logging import configure
+from tests.ops.logs import restored_logging
 
 log = logging.getLogger("polybus.test")
 
 
 @pytest.fixture(autouse=True)
 def _restore() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("polybus")
-    handlers, levels, raises = list(root.handlers), (root.level, ours.level), logging.raiseExceptions
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-    logging.raiseExceptions = raises
+    with restored_logging():
+        yield
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from polybus.errors import ConfigError
-from polybus.ops.config import Listener
+from polybus.ops.listeners import Listener
 from polybus.ops.tls import server_context
 
 

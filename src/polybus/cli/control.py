@@ -105,9 +105,15 @@ async def request(bus: "Bus", topic: str, payload: str) -> "Message":
     if answer.properties.correlation_data != correlation_data or status is None:
         raise RequestFailed(f"what came for a request to {topic} is no answer to it")
     if status != "answered":
-        told = " ".join(answer.payload.decode(errors="replace").split())
+        told = _in_one_line(answer.payload)
         raise RequestFailed(f"the request to {topic} ended as {status}{f': {told}' if told else ''}")
     return answer
+
+
+def _in_one_line(text: bytes) -> str:
+    """Whoever wrote it can neither add lines nor steer the terminal."""
+    words = " ".join(text.decode(errors="replace").split())
+    return "".join(character for character in words if character.isprintable())
 
 
 def _storage_of(answer: "Message") -> Storage:

@@ -110,6 +110,9 @@ class Server:
             shared_strategy=config.mqtt.shared_strategy,
             drop_oldest=config.mqtt.queue_full == "drop_oldest",
             queue_qos0=config.mqtt.queue_qos0,
+            service_rules=config.service_rules(),
+            default_service=config.requests.default_rule(),
+            request_timeout_s=config.requests.timeout_s,
         )
         self.broker.now = self.loop.time()
         self.broker.timers.on_earlier = self._arm
@@ -181,6 +184,9 @@ class Server:
             shared_strategy=new.mqtt.shared_strategy,
             drop_oldest=new.mqtt.queue_full == "drop_oldest",
             queue_qos0=new.mqtt.queue_qos0,
+            service_rules=new.service_rules(),
+            default_service=new.requests.default_rule(),
+            request_timeout_s=new.requests.timeout_s,
         )
         self._mqtt_options = _mqtt_options(new)
         # The listeners stay as they are, so the next reload must compare with those.
