@@ -306,15 +306,14 @@ class Broker:
         (self._priority if message.priority else self._regular).append((plan, message))
         self._grow(message.size_bytes())
 
-    def request(self, route: Route, message: Message, packet_id: int, timeout_s: float | None) -> None:
-        """A request, whose requester is the message's origin. Without a timeout it may not wait.
-
-        Raises `PacketIdInUse`.
-        """
+    def request(
+        self, route: Route, message: Message, packet_id: int, timeout_s: float | None, *, may_wait: bool
+    ) -> None:
+        """A request, whose requester is the message's origin. Raises `PacketIdInUse`."""
         self.dispatcher.now = self.now
         route.messages += 1
         desk = route.desk or self.subscriptions.desk(route)
-        request = self.requests.accept(desk, message, packet_id, timeout_s)
+        request = self.requests.accept(desk, message, packet_id, timeout_s, may_wait=may_wait)
         if request is not None:
             if route.control is not None:
                 self._control(route, message, request)

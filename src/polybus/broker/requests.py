@@ -165,10 +165,12 @@ class Requests:
 
     # -- from requesters --------------------------------------------------------------------------
 
-    def accept(self, desk: Desk, message: Message, packet_id: int, timeout_s: float | None) -> Request | None:
+    def accept(
+        self, desk: Desk, message: Message, packet_id: int, timeout_s: float | None, *, may_wait: bool
+    ) -> Request | None:
         """A new request for `process`; None: it is under way already, or ended right here.
 
-        Without a timeout it may not wait. Raises `PacketIdInUse`.
+        Without a timeout it has the broker's. Raises `PacketIdInUse`.
         """
         client_id = message.origin
         mine = self.under_way.get(client_id)
@@ -181,7 +183,7 @@ class Requests:
             raise PacketIdInUse(f"packet id {packet_id} belongs to a request that is not finished")
         now = self._dispatcher.now
         self._serial += 1
-        request = Request(message, packet_id, self._serial, may_wait=timeout_s is not None, now=now)
+        request = Request(message, packet_id, self._serial, may_wait=may_wait, now=now)
         mine[packet_id] = request
         self.count += 1
         self.size_bytes += message.size_bytes()
@@ -218,10 +220,13 @@ class Requests:
         self._end(request, RequestEvent.CANCEL, "canceled by its requester")
         return True
 
-    def find(self, client_id: str, is_it: Callable[[Request], bool]) -> Request | None:
-        """The latest request of a client of which this is true."""
-        mine = self.under_way.get(client_id) or {}
-        return next((r for r in reversed(mine.values()) if is_it(r) and r.state not in ENDS), None)
+    def find(self, client_id: str, topic: str, correlation_data: bytes | None) -> Request | None:
+        """The latest unfinished request of a client that looks like this."""
+        for request in reversed((self.under_way.get(client_id) or {}).values()):
+            said = request.message.properties.correlation_data
+            if request.topic == topic and said == correlation_data and request.state not in ENDS:
+                return request
+        return None
 
     def forget_client(self, client_id: str) -> None:
         """The client starts clean: what it asked is canceled, what waits for it is thrown away."""

@@ -15,16 +15,19 @@ from polybus.broker.access import Challenge, Exchange, Verdict
 from polybus.broker.broker import Broker
 from polybus.broker.events import emit
 from polybus.broker.links import EndCause, Port
-from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
+from polybus.broker.message import Delivery, Message
+from polybus.broker.requests import Request
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Route
 from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.errors import PeerError
 from polybus.session.intake import Refusal, State
+from polybus.session.mqtt import requests
 from polybus.session.mqtt.connecting import RETURN_CODES, agree
 from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplicate, message_properties
 from polybus.session.mqtt.options import MqttOptions
 from polybus.session.mqtt.reader import MqttReader
+from polybus.session.mqtt.requests import Unwelcome
 from polybus.wire.mqtt.checks import REASON_CODES
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
@@ -196,7 +199,7 @@ class MqttLink(MqttReader):
             window=agreement.window,
         )
         self._reply(ConnAck(0, present, properties))  # [MQTT-3.2.0-1] before anything that waited
-        self.broker.dispatcher.pump(session)
+        self.broker.greeted(session)
         emit(events.CLIENT_CONNECTED, client_id=self.client_id, peer=self.peer, version=self.version)
 
     # -- enhanced authentication (5.0 section 4.12) -------------------------------------------------
@@ -272,20 +275,11 @@ class MqttLink(MqttReader):
             return
         if packet.qos:
             self._check_quota(session)
-        if not self.may_publish(route.topic):
-            self._refuse_publish(packet, ReasonCode.NOT_AUTHORIZED)
+        try:
+            self._publish(packet, route, session)
+        except Unwelcome as error:
+            self._refuse_publish(packet, error)
             return
-        broker = self.broker
-        said = packet.properties
-        expires_at = None if said.message_expiry_s is None else broker.now + said.message_expiry_s
-        properties = NO_MESSAGE_PROPERTIES if said is NO_PROPERTIES else message_properties(said)
-        broker.publish(
-            route,
-            Message(
-                route.topic, packet.payload, packet.qos, packet.retain, False, expires_at, properties,
-                self.client_id,
-            ),
-        )  # fmt: skip
         if packet.qos == 1:
             self.unacknowledged += 1
             self._acknowledge(PubAck(packet.packet_id))
@@ -294,6 +288,33 @@ class MqttLink(MqttReader):
                 session.received = set()
             session.received.add(packet.packet_id)
             self._acknowledge(PubRec(packet.packet_id))
+
+    def _publish(self, packet: Publish, route: Route, session: Session) -> None:
+        """Raises Unwelcome for what is not published, but costs nobody the connection."""
+        if route.is_reserved and route.topic.startswith(requests.ANSWERS):
+            self._answer(packet, route.topic, session)
+            return
+        if not self.may_publish(route.topic):
+            raise Unwelcome(ReasonCode.NOT_AUTHORIZED)
+        said = packet.properties
+        broker = self.broker
+        message = Message(route.topic, packet.payload, packet.qos, packet.retain, origin=self.client_id)
+        expiry_s = said.message_expiry_s
+        if said is not NO_PROPERTIES:
+            message.properties = message_properties(said)
+            if expiry_s is not None:
+                message.expires_at = broker.now + expiry_s
+            wishes = requests.wishes(said) if said.user_properties else requests.NONE
+            if wishes is not requests.NONE:
+                message.priority = wishes.priority
+                message.waits = wishes.waiting and not wishes.managed
+                if wishes.managed:
+                    self._request(route, message, wishes.waiting, expiry_s)
+                    return
+                if wishes.cancel:
+                    self._cancel(message)
+                    return
+        broker.publish(route, message)
 
     def _check_quota(self, session: Session) -> None:
         if self.version != V5:
@@ -323,6 +344,8 @@ class MqttLink(MqttReader):
         return self.broker.subscriptions.route_of(known.topic)
 
     def _route(self, topic: str) -> Route:
+        if topic.startswith(requests.ANSWERS):  # each is used once: not for the cache
+            return Route(topic)
         name = topic.encode()
         subscriptions = self.broker.subscriptions
         try:
@@ -330,14 +353,20 @@ class MqttLink(MqttReader):
         except InvalidTopic as error:
             raise PeerError(ReasonCode.TOPIC_NAME_INVALID, str(error), "MQTT-3.3.2-2") from error
 
-    def _refuse_publish(self, packet: Publish, reason: ReasonCode) -> None:
+    def _refuse_publish(self, packet: Publish, error: Unwelcome) -> None:
         """5.0 says why; 3.1.1 has no way to, and acknowledges what it throws away [MQTT-3.3.5-2]."""
-        code = reason if self.version == V5 else ReasonCode.SUCCESS
+        code, properties = ReasonCode.SUCCESS, NO_PROPERTIES
+        if self.version == V5:
+            code = error.reason_code
+            if error.text and self._says_why:
+                properties = Properties(reason_string=error.text)
         if packet.qos == 1:
             self.unacknowledged += 1
-            self._acknowledge(PubAck(packet.packet_id, code))
+            self._acknowledge(PubAck(packet.packet_id, code, properties))
         elif packet.qos == 2:
-            self._acknowledge(PubRec(packet.packet_id, code))
+            self._acknowledge(PubRec(packet.packet_id, code, properties))
+        elif error.ends_qos_0:
+            raise PeerError(error.reason_code, error.text)
 
     def _on_pubrel(self, packet: PubRel, session: Session) -> None:
         known = session.received is not None and packet.packet_id in session.received
@@ -356,17 +385,80 @@ class MqttLink(MqttReader):
         else:
             self._reply(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
+    # -- requests (MQ-05) -----------------------------------------------------------------------------
+
+    def _request(self, route: Route, message: Message, may_wait: bool, expiry_s: int | None) -> None:
+        assert message.properties.response_topic is not None
+        self._route(message.properties.response_topic)  # raises for one that nobody could subscribe to
+        packet_id = self.broker.requests.new_packet_id(self.client_id)
+        if not packet_id:
+            raise Unwelcome(ReasonCode.QUOTA_EXCEEDED, "too many requests are under way")
+        message.retain = False
+        message.expires_at = None
+        self.broker.request(route, message, packet_id, expiry_s, may_wait=may_wait)
+
+    def _cancel(self, message: Message) -> None:
+        correlation = message.properties.correlation_data
+        found = self.broker.requests.find(self.client_id, message.topic, correlation)
+        if found is None or not self.broker.cancel_request(self.client_id, found.packet_id):
+            raise Unwelcome(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "there is no such request to cancel")
+
+    def _answer(self, packet: Publish, topic: str, session: Session) -> None:
+        asked = requests.answered(topic)
+        broker = self.broker
+        is_taken = False
+        if asked is not None:
+            properties = message_properties(packet.properties)
+            if requests.is_error(properties):
+                text = packet.payload.decode(errors="replace")
+                is_taken = broker.fail_request(session, *asked, text)
+            else:
+                is_taken = broker.answer(session, *asked, packet.payload, properties)
+        if not is_taken:
+            raise Unwelcome(ReasonCode.NOT_AUTHORIZED, "you have no such request to answer")
+
+    def request_frame(self, request: Request, now: float) -> bytes | None:
+        return self._whole_frame(requests.to_service(request), now)
+
+    def cancel_frame(self, request: Request) -> bytes | None:
+        return self._whole_frame(requests.cancel_to_service(request), self.broker.now)
+
+    def _whole_frame(self, message: Message, now: float) -> bytes | None:
+        parts = self.encoding.frame(Delivery(message, 0, False), now)
+        return parts[0] + parts[1] if parts is not None else None
+
+    def outcome(self, request: Request, now: float) -> Delivery | None:
+        topic = request.message.properties.response_topic
+        session = self.session
+        if topic is None or session is None or self.version != V5:
+            return None
+        subscriptions = self.broker.subscriptions
+        cohort = subscriptions.plan(subscriptions.route_of(topic)).cohort_of(session)
+        if cohort is None:
+            return None
+        message = requests.to_requester(request, topic)
+        delivery = Delivery(message, min(message.qos, cohort.qos), False, cohort.identifiers)
+        if self._max_packet_size is not None and self.encoding.frame(delivery, now) is None:
+            delivery.message = requests.too_large(message)
+        return delivery
+
     # -- subscribing ----------------------------------------------------------------------------------
 
     def _on_subscribe(self, packet: Subscribe, session: Session) -> None:
         identifiers = packet.properties.subscription_identifiers
         identifier = identifiers[0] if identifiers else 0
-        codes = [self._subscribe(session, request, identifier) for request in packet.requests]
+        try:
+            serves = requests.concurrency(packet.properties)
+        except Unwelcome as error:
+            properties = Properties(reason_string=error.text if self._says_why else None)
+            self._acknowledge(SubAck(packet.packet_id, (error.reason_code,) * len(packet.requests), properties))
+            return
+        codes = [self._subscribe(session, request, identifier, serves) for request in packet.requests]
         if self.version != V5:
             codes = [code if code < 0x80 else SUBACK_FAILURE_V311 for code in codes]
         self._acknowledge(SubAck(packet.packet_id, tuple(codes)))
 
-    def _subscribe(self, session: Session, request: SubscriptionRequest, identifier: int) -> int:
+    def _subscribe(self, session: Session, request: SubscriptionRequest, identifier: int, serves: int) -> int:
         broker = self.broker
         topic_filter = request.topic_filter
         try:
@@ -384,7 +476,7 @@ class MqttLink(MqttReader):
         ):
             return self._no_subscription(topic_filter, ReasonCode.QUOTA_EXCEEDED, "no room for more")
         subscription = Subscription(
-            path, group, request.qos, request.no_local, request.retain_as_published, identifier
+            path, group, request.qos, request.no_local, request.retain_as_published, identifier, serves
         )
         broker.subscribe(session, topic_filter, subscription, retain_handling=request.retain_handling)
         emit(events.SUBSCRIBED, client_id=self.client_id, topic=topic_filter)

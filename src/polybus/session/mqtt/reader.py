@@ -20,6 +20,7 @@ from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
 from polybus.session.intake import WORK_A_TURN, Refusal, State
+from polybus.session.mqtt import requests
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.stream import StreamLink
 from polybus.wire.mqtt.codec import connect_version, decode, next_frame
@@ -29,6 +30,7 @@ CONNECT: Final = 0x10
 PUBLISH_QOS_0: Final = 0x30
 PUBLISH_QOS_1: Final = 0x32
 PUBLISH_QOS_2: Final = 0x34
+ANSWERS: Final = requests.ANSWERS.encode()
 RUN_PUBLISHES: Final = frozenset({PUBLISH_QOS_0, PUBLISH_QOS_1, PUBLISH_QOS_2})
 """Neither repeated nor retained."""
 PUBACK: Final = 0x40
@@ -305,7 +307,9 @@ class MqttReader(StreamLink):
         return stop
 
     def _new_route(self, name: bytes) -> Route | None:
-        """None: this is no topic name; the codec will say why."""
+        """None: not for the cache; the codec will say why."""
+        if name.startswith(ANSWERS):
+            return None
         try:
             return self.broker.subscriptions.route(name)
         except (InvalidTopic, UnicodeDecodeError):
