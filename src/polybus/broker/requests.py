@@ -194,6 +194,9 @@ class Requests:
         if self.count > self.limits.requests or len(mine) > self.limits.requests_per_client:
             self._end(request, RequestEvent.GIVE_UP, "too many requests are under way")
             return None
+        if self._dispatcher.over_budget:
+            self._end(request, RequestEvent.GIVE_UP, "the broker is short of memory")
+            return None
         request.deadline = now + (self.timeout_s if timeout_s is None else timeout_s)
         request.on_expiry = self._expire
         request.handle = self._timers.schedule(request.deadline, request)

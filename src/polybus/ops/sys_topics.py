@@ -38,6 +38,7 @@ class SysTopics:
             + stats.dropped_expired
             + stats.dropped_too_large
             + stats.dropped_no_session
+            + stats.stored_discarded
         )
         figures: dict[str, object] = {
             "version": f"polybus {polybus.__version__}",
@@ -54,6 +55,18 @@ class SysTopics:
             "publish/messages/dropped": dropped,
             "bytes/received": stats.bytes_received,
             "bytes/sent": stats.bytes_sent + sum(link.bytes_out for link in links),
+            "storage/messages": broker.storage.count,
+            "storage/bytes": broker.storage.size_bytes,
+            "storage/discarded": stats.stored_discarded,
+            "requests/under way": broker.requests.count,
+            "requests/received": stats.requests_received,
+            "requests/answered": stats.requests_answered,
+            "requests/failed": stats.requests_failed,
+            "requests/timed out": stats.requests_timed_out,
+            "requests/canceled": stats.requests_canceled,
+            "requests/not delivered": stats.requests_not_delivered,
+            "requests/deleted": stats.requests_deleted,
+            "requests/answers rejected": stats.answers_rejected,
             "memory/budgeted bytes": broker.memory_bytes(),
         }
         return {name: str(value) for name, value in figures.items()}
