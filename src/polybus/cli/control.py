@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
 async def memory_limit(
     connection: Connection,
     messages: Annotated[
-        int | None, typer.Argument(metavar="[N]", min=0, help="Store at most so many messages.")
+        int | None, typer.Argument(metavar="N", min=0, help="Store at most so many messages.")
     ] = None,
     size: Annotated[int | None, typer.Option("--bytes", min=0, help="Store at most so many bytes.")] = None,
 ) -> int:
