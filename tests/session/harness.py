@@ -19,6 +19,7 @@ from polybus.broker.broker import Broker
 from polybus.broker.limits import Limits
 from polybus.broker.sessions import Session
 from polybus.session.mqtt import MqttLink, MqttOptions
+from polybus.session.stream import StreamLink
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import (
     NO_PROPERTIES,
@@ -47,7 +48,7 @@ P = TypeVar("P", bound=Packet)
 class Port:
     """The transport below a link. With `capacity`, writing past it blocks the link, as asyncio's do."""
 
-    link: MqttLink
+    link: StreamLink
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -82,19 +83,13 @@ class Port:
         return data
 
 
-class Peer:
-    """One connection and the client at its other end."""
+class Wire:
+    """One connection, whatever is spoken on it: bytes, and what can happen to a transport."""
 
-    def __init__(self, world: "World", version: int = V311) -> None:
+    def __init__(self, world: "World", port: Port, link: StreamLink) -> None:
         self.world = world
-        self.version = version
-        self.port = Port()
-        self.link = self.port.link = MqttLink(
-            world.broker, self.port, world.options, world.new_client_id, peer="memory", now=world.now
-        )
-        self.inbox: list[Packet] = []
-        self._partial = b""
-        self._ids = itertools.cycle(range(1, 65_536))
+        self.port = port
+        self.link = port.link = link
 
     @property
     def session(self) -> Session:
@@ -105,19 +100,9 @@ class Peer:
     def is_closed(self) -> bool:
         return self.port.is_closed
 
-    # -- to the broker ------------------------------------------------------------------------
-
     def feed(self, data: bytes) -> Self:
         """Bytes reach the broker; what they cause waits for the tick."""
         self.link.receive(data, self.world.now)
-        return self
-
-    def feed_packets(self, *packets: Packet) -> Self:
-        return self.feed(b"".join(encode(p, self.version) for p in packets))
-
-    def send(self, *packets: Packet) -> Self:
-        self.feed_packets(*packets)
-        self.world.settle()
         return self
 
     def drop(self) -> None:
@@ -132,6 +117,31 @@ class Peer:
     def unblock(self) -> None:
         self.link.on_unblocked(self.world.now)
         self.world.settle()
+
+
+class Peer(Wire):
+    """One connection and the MQTT client at its other end."""
+
+    link: MqttLink
+
+    def __init__(self, world: "World", version: int = V311) -> None:
+        port = Port()
+        link = MqttLink(world.broker, port, world.options, world.new_client_id, peer="memory", now=world.now)
+        super().__init__(world, port, link)
+        self.version = version
+        self.inbox: list[Packet] = []
+        self._partial = b""
+        self._ids = itertools.cycle(range(1, 65_536))
+
+    # -- to the broker ------------------------------------------------------------------------
+
+    def feed_packets(self, *packets: Packet) -> Self:
+        return self.feed(b"".join(encode(p, self.version) for p in packets))
+
+    def send(self, *packets: Packet) -> Self:
+        self.feed_packets(*packets)
+        self.world.settle()
+        return self
 
     def new_id(self) -> int:
         return next(self._ids)

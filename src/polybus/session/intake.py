@@ -155,7 +155,7 @@ class Intake(Link):
     def _keep(self, rest: bytes) -> None:
         """Bytes for later: the beginning of a packet, or whatever came before a pause."""
         self._parts = bytearray(rest)
-        self._parts_needed = _whole_size(rest)
+        self._parts_needed = whole_size(rest, 0)
         self.broker.partial_bytes += len(rest)
 
     def _let_go_of_parts(self) -> bytearray | None:
@@ -244,14 +244,14 @@ class Intake(Link):
         self.broker.stir()
 
 
-def _whole_size(rest: bytes) -> int:
-    """How many bytes the packet that `rest` begins will have; 0 if that cannot be told yet."""
+def whole_size(data: bytes, pos: int) -> int:
+    """How many bytes the packet that begins at `pos` has, there or not; 0 if that cannot be told yet."""
     shift = size = 0
-    for at, byte in enumerate(rest[1:5], start=2):
+    for header, byte in enumerate(data[pos + 1 : pos + 5], start=2):
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            return at + size
+            return header + size
     return 0
 
 
