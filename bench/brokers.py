@@ -125,11 +125,26 @@ def mosquitto_command(port: int, folder: Path) -> list[str]:
     return [mosquitto(), "-c", str(config)]
 
 
-def polybus_command(port: int, folder: Path) -> list[str]:
-    del folder
+def polybus_serve() -> list[str]:
     script = Path(sys.executable).with_name("polybus")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
-    return [*program, "serve", "--mqtt-port", str(port), "--tbus-port", "0", "--log-level", "warn"]
+    return [*program, "serve", "--log-level", "warn"]
+
+
+def polybus_command(port: int, folder: Path) -> list[str]:
+    del folder
+    return [*polybus_serve(), "--mqtt-port", str(port), "--tbus-port", "0"]
+
+
+def tbus_command(bulk: str) -> Callable[[int, Path], list[str]]:
+    """Polybus again, with `port` for TBus."""
+
+    def command(port: int, folder: Path) -> list[str]:
+        config = folder / "polybus.toml"
+        config.write_text(f'[tbus]\nbulk = "{bulk}"\n')
+        return [*polybus_serve(), "--config", str(config), "--mqtt-port", "0", "--tbus-port", str(port)]
+
+    return command
 
 
 def idle_peer(mode: str) -> Callable[[int, Path], list[str]]:
@@ -144,6 +159,9 @@ COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
     "lossy": idle_peer("lossy"),
     "discard": idle_peer("discard"),
     "blast": idle_peer("blast"),
+    "tbus-off": tbus_command("off"),
+    "tbus-fixed": tbus_command("fixed"),
+    "tbus-adaptive": tbus_command("adaptive"),
 }
 
 

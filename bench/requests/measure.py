@@ -1,0 +1,162 @@
+"""What is run, in which order and for how long. Brokers of all modes stand side by side and take turns."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench import brokers, loadgen
+from bench.brokers import Broker
+from bench.loadgen import LoadgenError, Sample
+from bench.requests import document
+
+MODES = ("off", "fixed", "adaptive")
+PAIR_RATE = 10.0
+BYTES_FROM_RATE = 1024
+SUSTAINED = 0.95
+STORM_MODE = "adaptive"
+
+OnRun = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, and how long."""
+
+    rates: tuple[int, ...]
+    pairs: tuple[int, ...]
+    seconds: float
+    least_requests: int  # low rates run longer, until this many were sent
+    pairs_s: float
+    storm_s: float
+    storms: int
+    windows: tuple[int, ...]
+    ceiling_s: float
+
+    def seconds_at(self, rate: int) -> float:
+        return max(self.seconds, min(5.0, self.least_requests / rate))
+
+
+FULL = Effort(
+    rates=tuple(document.ONE_PAIR),
+    pairs=(200, 1000),
+    seconds=1.8,
+    least_requests=20,
+    pairs_s=3.0,
+    storm_s=3.0,
+    storms=5,
+    windows=(256, 4096),
+    ceiling_s=1.5,
+)
+QUICK = Effort(
+    rates=(64, 1024, 8192),
+    pairs=(200, 1000),
+    seconds=0.6,
+    least_requests=0,
+    pairs_s=1.0,
+    storm_s=2.0,
+    storms=1,
+    windows=(256,),
+    ceiling_s=0.8,
+)
+
+
+@dataclass
+class Results:
+    rates: dict[int, dict[str, Sample]] = field(default_factory=dict)
+    pairs: dict[int, dict[str, Sample]] = field(default_factory=dict)
+    storms: list[Sample] = field(default_factory=list)
+    controls: list[Sample] = field(default_factory=list)
+    """The same storm at a bystander: what it costs to have its work on the same machine."""
+    ceilings: dict[tuple[str, int], Sample] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def samples(self) -> Iterator[tuple[str, Sample]]:
+        for rate, by_mode in self.rates.items():
+            yield from ((f"{rate:,}/s {mode}", sample) for mode, sample in by_mode.items())
+        for pairs, by_mode in self.pairs.items():
+            yield from ((f"{pairs:,} pairs {mode}", sample) for mode, sample in by_mode.items())
+        yield from (("storm", sample) for sample in self.storms)
+        yield from (("storm at a bystander", sample) for sample in self.controls)
+        yield from ((f"ceiling {mode} {window}", sample) for (mode, window), sample in self.ceilings.items())
+
+
+def unanswered(sample: Sample) -> float:
+    return sample["timed_out"] + sample["errors"] + sample["lost"] + sample["unsent"]
+
+
+def is_sustained(sample: Sample, rate: float) -> bool:
+    """Whether answers came as fast as requests were due; the two are for the edges of the counted time."""
+    due = rate * sample["seconds"]
+    return unanswered(sample) == 0 and sample["rate"] * sample["seconds"] >= SUSTAINED * due - 2
+
+
+class Session:
+    """All measurements against brokers that run for as long as the session."""
+
+    def __init__(self, tbus: Mapping[str, Broker], effort: Effort, results: Results, on_run: OnRun) -> None:
+        self.tbus = tbus
+        self.effort = effort
+        self.results = results
+        self.on_run = on_run
+
+    def run(self, mode: str, label: str, **options: float | str) -> Sample | None:
+        """One measurement; one that fails is noted, and the others go on."""
+        self.on_run(f"{label} {mode}")
+        broker = self.tbus[mode]
+        try:
+            return loadgen.run("requests", port=broker.port, watch=broker.watch(), bulk=mode, **options)
+        except LoadgenError as error:
+            self.results.failures.append(f"{label} {mode} failed: {error}")
+            return None
+
+    def run_rates(self, rates: Sequence[int]) -> None:
+        """One pair, faster and faster; a mode that cannot keep up is not asked for more."""
+        modes = list(self.tbus)
+        for rate in rates:
+            for mode in list(modes):
+                sample = self.run(mode, f"{rate:,}/s", rate=rate, seconds=self.effort.seconds_at(rate))
+                if sample is not None:
+                    self.results.rates.setdefault(rate, {})[mode] = sample
+                if sample is None or not is_sustained(sample, rate):
+                    modes.remove(mode)
+
+    def run_pairs(self, counts: Sequence[int], modes: Sequence[str]) -> None:
+        for pairs in counts:
+            for mode in modes:
+                sample = self.run(
+                    mode, f"{pairs:,} pairs", pairs=pairs, rate=PAIR_RATE, seconds=self.effort.pairs_s
+                )
+                if sample is not None:
+                    self.results.pairs.setdefault(pairs, {})[mode] = sample
+
+    def run_storms(self, pairs: int, clients: int) -> None:
+        """At the broker and at a bystander in turn; anyone who says "welcome" will do as the latter."""
+        options: dict[str, float | str] = {
+            "pairs": pairs,
+            "rate": PAIR_RATE,
+            "seconds": self.effort.storm_s,
+            "storm": clients,
+        }
+        mode = STORM_MODE if STORM_MODE in self.tbus else next(iter(self.tbus))
+        with brokers.running("discard") as bystander:
+            for _ in range(self.effort.storms):
+                storm = self.run(mode, "storm", **options)
+                if storm is not None:
+                    self.results.storms.append(storm)
+                control = self.run(mode, "storm at a bystander", storm_port=bystander.port, **options)
+                if control is not None:
+                    self.results.controls.append(control)
+
+    def run_ceilings(self) -> None:
+        for mode in self.tbus:
+            for window in self.effort.windows:
+                options: dict[str, float | str] = {"rate": 0, "window": window, "concurrency": window}
+                sample = self.run(mode, f"ceiling, window {window:,}", seconds=self.effort.ceiling_s, **options)
+                if sample is not None:
+                    self.results.ceilings[mode, window] = sample
+
+
+@contextlib.contextmanager
+def tbus_brokers(modes: Sequence[str]) -> Iterator[dict[str, Broker]]:
+    with contextlib.ExitStack() as stack:
+        yield {mode: stack.enter_context(brokers.running(f"tbus-{mode}")) for mode in modes}
