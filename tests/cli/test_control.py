@@ -12,6 +12,8 @@ from polybus.cli.control import RequestFailed, memory_limit
 from polybus.client import Bus, PublishRefused
 from polybus.wire.mqtt.packets import Packet, Properties, PubAck, Publish, ReasonCode
 from tests.cli.test_messages import run
+from tests.client.brokers import running_broker
+from tests.client.certificates import Certificates
 from tests.client.fake_broker import FakeBroker
 
 STORAGE = {"messages": {"limit": 500, "used": 3}, "bytes": {"limit": 1000, "used": 7}}
@@ -140,3 +142,19 @@ def test_bad_use(arguments: list[str], code: int) -> None:
     output, errors = run("ctl", "memory-limit", *arguments, code=code)
     assert output == b""
     assert errors
+
+
+def test_a_running_bus(tmp_path_factory: pytest.TempPathFactory) -> None:
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    with running_broker("polybus", tmp_path_factory.mktemp("broker"), certificates) as broker:
+
+        def tell(*arguments: object, code: int = 0) -> list[str]:
+            output, errors = run("ctl", "memory-limit", *arguments, "--url", broker.url(), code=code)
+            return (output.decode() + errors).splitlines()
+
+        assert tell() == ["messages: 0 of 500", "bytes: 0 of 67108864"]
+        assert tell(1024) == ["messages: 0 of 1024", "bytes: 0 of 67108864"]
+        assert tell(7, "--bytes", 1000) == ["messages: 0 of 7", "bytes: 0 of 1000"]
+        assert tell() == ["messages: 0 of 7", "bytes: 0 of 1000"]
+        (line,) = tell(10**15, code=1)
+        assert line.startswith("polybus: the request to $memoryLimit ended as error: a limit is a whole number")
