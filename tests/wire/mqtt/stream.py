@@ -1,6 +1,6 @@
 """Reading packets from a stream that arrives in pieces, as a session would."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from polybus.wire.mqtt.codec import decode, next_frame
 from polybus.wire.mqtt.packets import Packet
@@ -18,19 +18,3 @@ def read(chunks: Iterable[bytes], version: int, max_size: int = 65_536) -> list[
             packets.append(decode(first_byte, buffer[start:pos], version))
         buffer = buffer[pos:]
     return packets
-
-
-def whole(data: bytes) -> list[bytes]:
-    return [data]
-
-
-def byte_by_byte(data: bytes) -> list[bytes]:
-    return [bytes((byte,)) for byte in data]
-
-
-def glued(data: bytes) -> list[bytes]:
-    return [data + data]
-
-
-Arrival = Callable[[bytes], list[bytes]]
-ARRIVALS: tuple[Arrival, ...] = (whole, byte_by_byte, glued)

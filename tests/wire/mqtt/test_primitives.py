@@ -13,40 +13,7 @@ from polybus.wire.mqtt.primitives import (
     encode_string,
     encode_u16,
 )
-from polybus.wire.varint import MAX_VARINT, encode_varint
 from tests.wire.mqtt.strategies import examples
-
-# MQTT 5.0, table 1-1: the ends of each size
-VARINTS = [
-    (0, "00"),
-    (127, "7f"),
-    (128, "80 01"),
-    (16_383, "ff 7f"),
-    (16_384, "80 80 01"),
-    (2_097_151, "ff ff 7f"),
-    (2_097_152, "80 80 80 01"),
-    (MAX_VARINT, "ff ff ff 7f"),
-]
-
-
-@pytest.mark.parametrize(("value", "written"), VARINTS)
-def test_varint(value: int, written: str) -> None:
-    data = bytes.fromhex(written)
-    assert encode_varint(value) == data
-    assert decode_varint(data, 0) == (value, len(data))
-    assert decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
-
-
-@examples(100)
-@given(st.integers(0, MAX_VARINT))
-def test_varint_round_trip(value: int) -> None:
-    assert decode_varint(encode_varint(value), 0) == (value, len(encode_varint(value)))
-
-
-@pytest.mark.parametrize("value", [-1, MAX_VARINT + 1])
-def test_varint_that_does_not_exist(value: int) -> None:
-    with pytest.raises(UsageError, match="variable byte integer"):
-        encode_varint(value)
 
 
 @pytest.mark.parametrize(

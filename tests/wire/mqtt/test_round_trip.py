@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import V5, V31, V311, Connect, PacketType, Publish, Subscribe, Will
+from tests.wire.arrivals import byte_by_byte
 from tests.wire.mqtt.strategies import VERSIONS, examples, kinds, packets, packets_of
-from tests.wire.mqtt.stream import byte_by_byte, read
+from tests.wire.mqtt.stream import read
 
 MAX_SIZE = 1 << 20
 BY_KIND = [(version, kind) for version in (V31, V311, V5) for kind in kinds(version)]

@@ -4,7 +4,8 @@ import pytest
 
 from polybus.errors import PeerError
 from polybus.wire.mqtt.codec import encode
-from tests.wire.mqtt.stream import ARRIVALS, Arrival, byte_by_byte, glued, read
+from tests.wire.arrivals import ARRIVALS, Arrival, byte_by_byte, glued
+from tests.wire.mqtt.stream import read
 from tests.wire.mqtt.vectors import Case, case_id, error_cases, load, packet_cases
 
 

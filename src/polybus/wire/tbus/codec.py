@@ -5,7 +5,7 @@ is cut with `frames`; `encode` goes the other way. Nothing here keeps state: the
 and the position.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from polybus.errors import PeerError, UsageError
@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _PUBLISH: Final = MessageType.PUBLISH
+_TYPES: Final[Mapping[int, MessageType]] = {int(kind): kind for kind in MessageType}
+_TYPES_RULE: Final = "TB-02"
 _NOT_IN_A_BULK: Final = frozenset({MessageType.BULK, MessageType.CONNECT})
 _BULK_RULE: Final = LAYOUTS[MessageType.BULK].rule
 _ANY_SIZE: Final = MAX_VARINT + 5
@@ -59,13 +61,14 @@ def decode(first_byte: int, body: bytes) -> Packet:
     kind = first_byte >> 4
     if kind == _PUBLISH and (publish := decode_publish(first_byte & 0x0F, body)) is not None:
         return publish
-    if kind not in LAYOUTS:
-        raise PeerError(_reason(kind), f"message type {kind} is not used: 1 to 6 and 8 to 14 are", "TB-02")
+    message_type = _TYPES.get(kind)
+    if message_type is None:
+        raise PeerError(_reason(kind), f"message type {kind} is not used: 1 to 6 and 8 to 14 are", _TYPES_RULE)
     try:
-        return decode_message(MessageType(kind), first_byte & 0x0F, body)
+        return decode_message(message_type, first_byte & 0x0F, body)
     except Wrong as wrong:
-        text = f"{MessageType(kind).name}: {wrong.text}"
-        raise PeerError(_reason(kind), text, wrong.rule or LAYOUTS[kind].rule) from wrong
+        text = f"{message_type.name}: {wrong.text}"
+        raise PeerError(_reason(kind), text, wrong.rule or LAYOUTS[message_type].rule) from wrong
 
 
 def encode(packet: Packet) -> bytes:
@@ -95,14 +98,14 @@ def frames(body: bytes) -> Iterator[tuple[int, int, int]]:
     """
     pos, end = 0, len(body)
     if not end:
-        raise _bad_bulk("it holds no message")
+        raise _bad_bulk("there are no messages")
     while pos < end:
         kind = body[pos] >> 4
         if kind in _NOT_IN_A_BULK:
-            raise _bad_bulk(f"it holds a {MessageType(kind).name}")
+            raise _bad_bulk(f"{MessageType(kind).name} is not allowed inside")
         frame = next_frame(body, pos, _ANY_SIZE)
         if frame is None:
-            raise _bad_bulk(f"its last {end - pos} bytes are not a whole message")
+            raise _bad_bulk(f"what begins at byte {pos} of {end} is not a whole message")
         yield frame
         pos = frame[2]
 

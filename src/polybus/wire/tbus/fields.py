@@ -67,13 +67,13 @@ decode_varint: Final = varint_decoder(lambda fault: Wrong(VARINT_FAULTS[fault], 
 def decode_length(name: str, data: bytes, pos: int, end: int) -> tuple[int, int]:
     """How many bytes `name` has, and where they begin. Raises Wrong if they reach past `end`."""
     if pos >= end:
-        raise Wrong(f"{name} is missing: the bytes end before its length")
+        raise Wrong(f"{name} is missing: nothing is left where its length should be")
     try:
         size, start = decode_varint(data, pos)
     except Wrong as wrong:
         raise Wrong(f"the length of {name} is {wrong.text}", wrong.rule) from None
     if start + size > end:
-        raise Wrong(f"{name} has a length of {size} bytes and {max(end - start, 0)} are left")
+        raise Wrong(f"{name} says it has {size} bytes, but what is left is {max(end - start, 0)}")
     return size, start
 
 
@@ -83,7 +83,7 @@ def decode_value(codec: Codec, name: str, data: bytes, pos: int, end: int) -> tu
         case Number():
             stop = pos + codec.size
             if stop > end:
-                raise Wrong(f"{name} needs {codec.size} bytes and {end - pos} are left")
+                raise Wrong(f"{name} has {codec.size} bytes, but what is left is {end - pos}")
             return _checked_number(codec, name, int.from_bytes(data[pos:stop], "big")), stop
         case Text():
             size, start = decode_length(name, data, pos, end)
@@ -111,7 +111,7 @@ def encode_value(codec: Codec, name: str, value: Value) -> bytes:
             _check_rest(codec, name, len(value))
             return value
         case _:
-            raise Wrong(f"{name} cannot be {value!r}" if value is not None else f"{name} is missing")
+            raise Wrong(f"{name} is missing" if value is None else f"{name} cannot be {type(value).__name__}")
 
 
 def encode_utf8(name: str, text: str) -> bytes:
@@ -134,12 +134,14 @@ def _checked_number(codec: Number, name: str, number: int) -> int:
 
 
 def _check_text(codec: Text, name: str, text: str, size: int) -> None:
-    if not codec.shortest <= size <= codec.longest:
-        raise Wrong(f"{name} has {size} bytes, which is not in {codec.shortest}..{codec.longest}")
+    if size < codec.shortest:
+        raise Wrong(f"{name} is empty")
+    if size > codec.longest:
+        raise Wrong(f"{name} has {size} bytes and may have at most {codec.longest}")
     if not codec.may_hold_null and "\0" in text:
         raise Wrong(f"{name} contains U+0000", REPRESENTATION)
 
 
 def _check_rest(codec: Rest, name: str, size: int) -> None:
     if size < codec.shortest:
-        raise Wrong(f"{name} is empty")
+        raise Wrong(f"there are no {name}")

@@ -128,7 +128,7 @@ PROPERTIES: Final[Mapping[int, PropertySpec]] = {
 _ID_FIELD: Final = Field("packetId", "packet_id", ID)
 _FILTER_FIELD: Final = Field("topicFilter", "topic_filter", TOPIC_FILTER)
 
-LAYOUTS: Final[Mapping[int, Layout]] = {
+LAYOUTS: Final[Mapping[MessageType, Layout]] = {
     MessageType.CONNECT: Layout(
         Connect,
         "TB-03",

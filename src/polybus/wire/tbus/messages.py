@@ -11,8 +11,15 @@ from polybus.wire.tbus.layouts import LAYOUTS, PROPERTIES, Layout, Properties, P
 from polybus.wire.tbus.packets import MessageType, Packet, Publish
 from polybus.wire.varint import encode_varint
 
-_TYPES: Final[Mapping[object, MessageType]] = {
-    layout.build: MessageType(kind) for kind, layout in LAYOUTS.items()
+_TYPES: Final[Mapping[object, MessageType]] = {layout.build: kind for kind, layout in LAYOUTS.items()}
+
+_ALLOWED: Final[Mapping[int, Mapping[int, PropertySpec]]] = {
+    kind: {identifier: spec for identifier, spec in PROPERTIES.items() if kind in spec.allowed_in}
+    for kind in LAYOUTS
+}
+
+_USED_FLAGS: Final[Mapping[int, int]] = {
+    kind: sum(flag.mask for flag in layout.flags) for kind, layout in LAYOUTS.items()
 }
 
 
@@ -23,22 +30,25 @@ def type_of(packet: Packet) -> MessageType:
 def decode_message(kind: MessageType, flags: int, body: bytes) -> Packet:
     """The message that a body holds. Raises Wrong."""
     layout = LAYOUTS[kind]
-    _check_flags(layout, flags)
-    values: dict[str, Value] = {flag.field: bool(flags & flag.mask) for flag in layout.flags}
+    _check_flags(kind, layout, flags)
+    values: dict[str, Value] = {}
+    for flag in layout.flags:
+        values[flag.field] = bool(flags & flag.mask)
     pos, end = 0, len(body)
     for field in layout.head:
         if flags & field.absent_with:
             values[field.field] = None
         else:
             values[field.field], pos = decode_value(field.codec, field.name, body, pos, end)
-    if layout.properties is Properties.ALWAYS or (layout.properties is Properties.OPTIONAL and pos < end):
+    has = layout.properties
+    if has is Properties.ALWAYS or (has is Properties.OPTIONAL and pos < end):
         pos = _decode_properties(kind, body, pos, end, values)
     for field in layout.tail:
         values[field.field], pos = decode_value(field.codec, field.name, body, pos, end)
     if pos < end:
-        raise Wrong(f"{end - pos} bytes follow where the message should end")
+        raise Wrong(f"the message is complete at byte {pos} of {end}, but goes on")
     packet = layout.build(**values)
-    _check_kind(packet)
+    _check_publish(packet)
     return packet
 
 
@@ -46,35 +56,38 @@ def encode_message(packet: Packet) -> tuple[int, bytes]:
     """The first byte and the body. Raises Wrong for what `decode_message` would refuse."""
     kind = type_of(packet)
     layout = LAYOUTS[kind]
-    flags = sum(flag.mask for flag in layout.flags if getattr(packet, flag.field))
-    _check_flags(layout, flags)
+    flags = 0
+    for flag in layout.flags:
+        if getattr(packet, flag.field):
+            flags |= flag.mask
+    _check_flags(kind, layout, flags)
     parts: list[bytes] = []
     for field in layout.head:
         value = getattr(packet, field.field)
         if not flags & field.absent_with:
             parts.append(encode_value(field.codec, field.name, value))
         elif value is not None:
-            raise Wrong(f"{field.name} has no place beside these flags")
+            raise Wrong(f"{field.name} has no place beside the flags {flags:04b}")
     if layout.properties is not Properties.NEVER:
         block = _encode_properties(kind, packet)
         if block or layout.properties is Properties.ALWAYS:
             parts += (encode_varint(len(block)), block)
-    parts += (encode_value(field.codec, field.name, getattr(packet, field.field)) for field in layout.tail)
-    _check_kind(packet)
+    for field in layout.tail:
+        parts.append(encode_value(field.codec, field.name, getattr(packet, field.field)))
+    _check_publish(packet)
     return kind << 4 | flags, b"".join(parts)
 
 
 def _decode_properties(kind: MessageType, body: bytes, pos: int, end: int, values: dict[str, Value]) -> int:
     """Puts the properties at `pos` into `values`; the position after them."""
-    size, pos = decode_length("the properties", body, pos, end)
+    size, pos = decode_length("the block of properties", body, pos, end)
     stop = pos + size
+    allowed = _ALLOWED[kind]
     seen: set[str] = set()
     while pos < stop:
-        spec = PROPERTIES.get(body[pos])
+        spec = allowed.get(body[pos])
         if spec is None:
-            raise Wrong(f"property 0x{body[pos]:02X} is unknown; {_allowed(kind)}")
-        if kind not in spec.allowed_in:
-            raise Wrong(f"property {spec.name} is not allowed here; {_allowed(kind)}")
+            raise Wrong(f"{_misplaced(body[pos])}; allowed are {', '.join(s.name for s in allowed.values())}")
         if spec.name in seen:
             raise Wrong(f"property {spec.name} stands there twice")
         seen.add(spec.name)
@@ -88,36 +101,38 @@ def _decode_properties(kind: MessageType, body: bytes, pos: int, end: int, value
 def _encode_properties(kind: MessageType, packet: Packet) -> bytes:
     parts: list[bytes] = []
     needed = LAYOUTS[kind].needed
-    for identifier, spec in _properties_of(kind).items():
+    for identifier, spec in _ALLOWED[kind].items():
         value = getattr(packet, spec.field)
         if value is not None or spec.name in needed:
             parts += (bytes((identifier,)), encode_value(spec.codec, spec.name, value))
     return b"".join(parts)
 
 
-def _properties_of(kind: MessageType) -> dict[int, PropertySpec]:
-    return {identifier: spec for identifier, spec in PROPERTIES.items() if kind in spec.allowed_in}
+def _misplaced(identifier: int) -> str:
+    if identifier in PROPERTIES:
+        return f"property {PROPERTIES[identifier].name} is not allowed here"
+    return f"property 0x{identifier:02X} is unknown"
 
 
-def _allowed(kind: MessageType) -> str:
-    return "allowed are " + ", ".join(spec.name for spec in _properties_of(kind).values())
-
-
-def _check_flags(layout: Layout, flags: int) -> None:
-    lawful = sum(flag.mask for flag in layout.flags)
-    if flags & ~lawful:
-        raise Wrong(f"the flags are {flags:04b}, where unused ones are 0: at most {lawful:04b}")
+def _check_flags(kind: MessageType, layout: Layout, flags: int) -> None:
+    used = _USED_FLAGS[kind]
+    if flags & ~used:
+        raise Wrong(
+            f"the flags are {flags:04b}; only {used:04b} may be set"
+            if used
+            else f"the flags are {flags:04b}, not 0"
+        )
     if layout.exclusive and flags & layout.exclusive == layout.exclusive:
         names = " and ".join(flag.name for flag in layout.flags if flag.mask & layout.exclusive)
-        raise Wrong(f"the flags {names} are set together")
+        raise Wrong(f"the flags {names} are set together; a message has at most one of them")
 
 
-def _check_kind(packet: Packet) -> None:
+def _check_publish(packet: Packet) -> None:
     """A request and an answer have to say which, an answer also whose."""
     if not isinstance(packet, Publish) or not (packet.is_request or packet.is_response):
         return
     name = "a request" if packet.is_request else "an answer"
     if packet.packet_id is None:
-        raise Wrong(f"{name} without PacketId")
+        raise Wrong(f"{name} needs a PacketId")
     if packet.is_response and packet.response_destination is None:
-        raise Wrong(f"{name} without ResponseDestination")
+        raise Wrong(f"{name} needs a ResponseDestination")

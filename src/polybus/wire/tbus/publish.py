@@ -8,7 +8,12 @@ from polybus.wire.tbus.layouts import PACKET_ID, PRIORITY, REQUEST, RESPONSE, RE
 from polybus.wire.tbus.packets import MessageType, Publish
 from polybus.wire.varint import encode_varint
 
-_FIRST_BYTE: Final = MessageType.PUBLISH << 4
+_MESSAGE: Final = MessageType.PUBLISH << 4
+_REQUEST: Final = _MESSAGE | REQUEST
+_ANSWER: Final = _MESSAGE | RESPONSE
+_PRIORITY_MESSAGE: Final = _MESSAGE | PRIORITY
+_PRIORITY_REQUEST: Final = _REQUEST | PRIORITY
+_PRIORITY_ANSWER: Final = _ANSWER | PRIORITY
 
 
 def decode_publish(flags: int, body: bytes) -> Publish | None:
@@ -88,15 +93,18 @@ def decode_publish(flags: int, body: bytes) -> Publish | None:
 def encode_publish(topic: str, payload: bytes, priority: bool) -> tuple[bytes, bytes]:
     """A message without properties: what comes before the payload, and the payload.
 
-    For callers that write one message many times, as are the other two; that they are given what a
-    message may hold is not checked.
+    This and the next two are for callers that write a message many times or write many; whether a message
+    may hold what they are given is not checked.
     """
     name = _utf8(topic)
     size = len(name)
-    length = bytes((size,)) if size < 0x80 else encode_varint(size)
-    remaining = len(length) + size + 1 + len(payload)
-    first_byte = _FIRST_BYTE | PRIORITY if priority else _FIRST_BYTE
-    return b"".join((bytes((first_byte,)), encode_varint(remaining), length, name, b"\0")), payload
+    first_byte = _PRIORITY_MESSAGE if priority else _MESSAGE
+    remaining = size + len(payload) + 2
+    if remaining < 0x80:
+        return b"%c%c%c%b\0" % (first_byte, remaining, size, name), payload
+    length = encode_varint(size)
+    remaining += len(length) - 1
+    return b"%c%b%b%b\0" % (first_byte, encode_varint(remaining), length, name), payload
 
 
 def encode_request(
@@ -109,18 +117,16 @@ def encode_request(
 ) -> tuple[bytes, bytes]:
     """A request: what comes before the payload, and the payload."""
     name = _utf8(topic)
-    head = encode_varint(len(name)) + name
-    properties = bytes((PACKET_ID, packet_id >> 8, packet_id & 0xFF))
+    properties = b"%c%b" % (PACKET_ID, packet_id.to_bytes(2, "big"))
     if response_destination is not None:
         destination = _utf8(response_destination)
-        properties = b"".join(
-            (bytes((RESPONSE_DESTINATION,)), encode_varint(len(destination)), destination, properties)
-        )
+        length = encode_varint(len(destination))
+        properties = b"%c%b%b%b" % (RESPONSE_DESTINATION, length, destination, properties)
     if timeout_s is not None:
-        properties = bytes((TIMEOUT,)) + timeout_s.to_bytes(4, "big") + properties
-    head += encode_varint(len(properties)) + properties
-    first_byte = _FIRST_BYTE | REQUEST | (PRIORITY if priority else 0)
-    return b"".join((bytes((first_byte,)), encode_varint(len(head) + len(payload)), head)), payload
+        properties = b"%c%b%b" % (TIMEOUT, timeout_s.to_bytes(4, "big"), properties)
+    rest = b"%b%b%b%b" % (encode_varint(len(name)), name, encode_varint(len(properties)), properties)
+    first_byte = _PRIORITY_REQUEST if priority else _REQUEST
+    return b"%c%b%b" % (first_byte, encode_varint(len(rest) + len(payload)), rest), payload
 
 
 def encode_answer(
@@ -128,17 +134,17 @@ def encode_answer(
 ) -> tuple[bytes, bytes]:
     """An answer: what comes before the payload, and the payload."""
     destination = _utf8(response_destination)
-    properties = b"".join(
-        (
-            bytes((RESPONSE_DESTINATION,)),
-            encode_varint(len(destination)),
-            destination,
-            bytes((PACKET_ID, packet_id >> 8, packet_id & 0xFF)),
-        )
+    properties = b"%c%b%b%c%b" % (
+        RESPONSE_DESTINATION,
+        encode_varint(len(destination)),
+        destination,
+        PACKET_ID,
+        packet_id.to_bytes(2, "big"),
     )
-    head = encode_varint(len(properties)) + properties
-    first_byte = _FIRST_BYTE | RESPONSE | (PRIORITY if priority else 0)
-    return b"".join((bytes((first_byte,)), encode_varint(len(head) + len(payload)), head)), payload
+    length = encode_varint(len(properties))
+    first_byte = _PRIORITY_ANSWER if priority else _ANSWER
+    remaining = encode_varint(len(length) + len(properties) + len(payload))
+    return b"%c%b%b%b" % (first_byte, remaining, length, properties), payload
 
 
 def _utf8(text: str) -> bytes:
