@@ -35,6 +35,7 @@ from polybus.ops.listeners import WAYS, Listener, ListenerProtocol
 from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
+from polybus.session.tbus import TbusLink, TbusOptions
 
 log = logging.getLogger("polybus.net")
 
@@ -118,6 +119,7 @@ class Server:
         self.broker.timers.on_earlier = self._arm
         self.urls: list[str] = []
         self._mqtt_options = _mqtt_options(config)
+        self._tbus_options = _tbus_options(config)
         self._makers: Mapping[ListenerProtocol, MakeLink] = {
             "mqtt": self._make_mqtt_link,
             "tbus": self._make_tbus_link,
@@ -189,6 +191,7 @@ class Server:
             request_timeout_s=new.requests.timeout_s,
         )
         self._mqtt_options = _mqtt_options(new)
+        self._tbus_options = _tbus_options(new)
         # The listeners stay as they are, so the next reload must compare with those.
         self.config = msgspec.structs.replace(new, listeners=self.config.listeners)
         log.info("configuration reloaded")
@@ -230,7 +233,14 @@ class Server:
         )
 
     def _make_tbus_link(self, port: Port, peer: Peer, now: float) -> ServedLink:
-        raise NotImplementedError("TBus sessions are not there yet")
+        return TbusLink(
+            self.broker,
+            port,
+            self._tbus_options,
+            peer=peer.address,
+            certificate_name=peer.certificate_name,
+            now=now,
+        )
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -334,6 +344,10 @@ def _mqtt_options(config: Config) -> MqttOptions:
         response_information=config.mqtt.response_information,
         server_reference=config.mqtt.server_reference,
     )
+
+
+def _tbus_options(config: Config) -> TbusOptions:
+    return TbusOptions(bulk=config.tbus.bulk, server_reference=config.tbus.server_reference)
 
 
 def _new_client_id() -> str:
