@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("polybus.broker")
 
 MIN_ATTEMPT_S: Final = 0.1
+_ANY_NUMBER: Final = 1 << 30
 NO_SERVICE: Final = "no service is subscribed to this topic"
 NO_ROOM: Final = "there is no room to store it"
 
@@ -393,23 +394,28 @@ class Requests:
                 self._check_hope(request)
 
     def _next_for(self, instance: Instance) -> tuple[Request, Desk] | None:
-        for stored in self._storage.matching(Kind.REQUEST, instance.path):
+        if not instance.is_free(_ANY_NUMBER):
+            return None
+
+        def is_served(topic: str) -> bool:
+            # Rules differ from topic to topic, and it may have unsubscribed with requests in hand.
+            desk = self._desk(topic)
+            return instance.is_free(desk.rule.concurrency) and instance in desk.instances
+
+        for stored in self._storage.matching(Kind.REQUEST, instance.path, is_served):
             request = stored.request
             assert request is not None
-            desk = self._desk(request)
-            if not instance.is_free(desk.rule.concurrency):
-                return None
             if not (request.tried and instance in request.tried):
-                return request, desk
+                return request, self._desk(request.topic)
         return None
 
-    def _desk(self, request: Request) -> Desk:
+    def _desk(self, topic: str) -> Desk:
         subscriptions = self._subscriptions
-        return subscriptions.desk(subscriptions.route_of(request.topic))
+        return subscriptions.desk(subscriptions.route_of(topic))
 
     def _check_hope(self, request: Request) -> None:
         """A request that waited only because someone was busy ends when nobody is left."""
-        if not request.may_wait and not self._desk(request).has_hope(request.tried):
+        if not request.may_wait and not self._desk(request.topic).has_hope(request.tried):
             self._end(request, RequestEvent.GIVE_UP, NO_SERVICE)
 
     # -- instances come and go ----------------------------------------------------------------------
@@ -437,7 +443,7 @@ class Requests:
 
     def _take_back(self, request: Request) -> None:
         self._leave_instance(request)
-        self._give_out(request, self._desk(request))
+        self._give_out(request, self._desk(request.topic))
 
     def instance_is_late(self, request: Request, now: float) -> None:
         """It has not answered in its time. If there is someone else, the request goes there."""
@@ -446,7 +452,7 @@ class Requests:
         if request.state is not RequestState.DELIVERED or instance is None:
             return
         request.tried = (request.tried or set()) | {instance}
-        desk = self._desk(request)
+        desk = self._desk(request.topic)
         if not desk.has_hope(request.tried):
             request.tried.discard(instance)  # better late than never
             self._start_attempt(request, now + max(desk.rule.answer_within_s, MIN_ATTEMPT_S))

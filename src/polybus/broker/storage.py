@@ -58,13 +58,17 @@ Entries: TypeAlias = OrderedDict[Stored, None]
 class Shelf:
     """What waits under one topic: messages and requests, priority apart from regular."""
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "topic")
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
         self._entries: tuple[Entries, ...] = tuple(OrderedDict() for _ in range(4))
 
     def entries(self, kind: Kind, is_priority: bool) -> Entries:
         return self._entries[(2 if kind is Kind.REQUEST else 0) + is_priority]
+
+    def has(self, kind: Kind) -> bool:
+        return bool(self.entries(kind, True) or self.entries(kind, False))
 
     def is_empty(self) -> bool:
         return not any(self._entries)
@@ -109,7 +113,7 @@ class Storage:
             topic = stored.message.topic
             shelf = self._shelves.get(topic)
             if shelf is None:
-                shelf = Shelf()
+                shelf = Shelf(topic)
                 self._shelves.put(topic, shelf)
             shelf.entries(stored.kind, stored.message.priority)[stored] = None
         return True
@@ -160,11 +164,20 @@ class Storage:
         if shelf.is_empty():
             self._shelves.remove(message.topic)
 
-    def matching(self, kind: Kind, path: str) -> Iterator[Stored]:
-        """Priority first, and each in the order in which they came. Take none while this is being read."""
+    def matching(
+        self, kind: Kind, path: str, is_wanted: Callable[[str], bool] = lambda topic: True
+    ) -> Iterator[Stored]:
+        """Priority first, and each in the order in which they came, of the topics that are wanted.
+
+        Take none while this is being read.
+        """
         if not self.counts[kind]:
             return
-        shelves = [shelf for shelf in self._shelves.match_filter(path) if shelf is not None]
+        shelves = [
+            shelf
+            for shelf in self._shelves.match_filter(path)
+            if shelf is not None and shelf.has(kind) and is_wanted(shelf.topic)
+        ]
         for is_priority in (True, False):
             yield from merge(*(shelf.entries(kind, is_priority) for shelf in shelves), key=_order)
 
