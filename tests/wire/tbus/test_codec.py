@@ -152,11 +152,6 @@ def test_encode_refuses(packet: Packet, text: str) -> None:
     assert text in str(raised.value)
 
 
-def test_encode_refuses_what_is_too_large() -> None:
-    with pytest.raises(UsageError, match="variable byte integer"):
-        encode(Publish("t", bytes(268_435_455)))
-
-
 def test_numbers_are_read_as_what_they_mean() -> None:
     (packet,) = read([bytes.fromhex("50 06 05 40 00 07 41 0d")])
     assert isinstance(packet, ReqAck)
