@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -200,6 +201,58 @@ def test_logs_as_json(start_bus: StartBus) -> None:
     eventually(lambda: "client connected" in bus.log)
     entries = [json.loads(line) for line in bus.log.splitlines()]
     assert any(e["event"] == "client connected" and e["fields"]["client_id"] == "a" for e in entries)
+
+
+def test_every_event_in_a_file(start_bus: StartBus) -> None:
+    """Of a client that comes, subscribes, publishes and goes; and through a rotation of the file."""
+    bus = start_bus('[server]\nlog_level = "ERROR"\nevent_file = "events.jsonl"\n')
+    file, moved = bus.folder / "events.jsonl", bus.folder / "events.1"
+    topic, client_id = unique(), unique("c")
+    publish(bus, topic, "-m", "x", "-r", "-q", "1", "--id", client_id)
+    eventually(lambda: "client disconnected" in file.read_text())
+    file.rename(moved)
+    with subscriber(bus, bus.folder, topic, "-C", "1") as sub:
+        assert sub.wait() == 0
+    eventually(lambda: file.exists() and "client disconnected" in file.read_text())
+    told = [json.loads(line) for line in moved.read_text().splitlines()]
+    assert [each["event"] for each in told if each.get("client_id") == client_id] == [
+        "client connected",
+        "message received",
+        "message delivered",
+        "client disconnected",
+    ]
+    later = [json.loads(line) for line in file.read_text().splitlines()]
+    assert ("subscribed", topic) in [(each["event"], each.get("topic")) for each in later]
+    assert bus.log == ""
+
+
+def test_tbus_with_the_flags_of_the_document(tmp_path: Path) -> None:
+    """One client is let in, the next is refused by the limit; everything is logged (TB-14, TB-16)."""
+    flags = ["--ip", "127.0.0.1", "--port", "0", "--client-limit", "1", "--log-level", "ALL"]
+    with Program([*POLYBUS, "tbus", *flags], tmp_path) as bus:
+        bus.wait_for("is ready")
+        eventually(lambda: "\n  tbus://" in bus.output)
+        where = re.search(r"\n  tbus://127\.0\.0\.1:(\d+)\n", bus.output)
+        assert where
+        assert "mqtt" not in bus.output
+        connect = bytes.fromhex("11 05 0000 02") + b"c1"  # clean start, no keep alive
+        with (
+            socket.create_connection(("127.0.0.1", int(where[1])), 10) as one,
+            socket.create_connection(("127.0.0.1", int(where[1])), 10) as two,
+        ):
+            one.sendall(connect)
+            assert one.recv(4) == bytes.fromhex("20 02 00 00")
+            two.sendall(connect.replace(b"c1", b"c2"))
+            assert _to_the_end(two)[2] == 131
+            one.sendall(bytes.fromhex("30 05 02") + b"a/" + bytes.fromhex("00") + b"x")
+            one.sendall(bytes.fromhex("C0 00"))
+            assert one.recv(2) == bytes.fromhex("D0 00")
+        bus.wait_for("TRACE polybus.events: message received client_id=c1 topic=a/")
+        bus.wait_for("client disconnected")
+        bus.process.send_signal(signal.SIGTERM)
+        assert bus.wait() == 0, bus.output
+        assert "INFO  polybus.events: client connected client_id=c1" in bus.output
+        assert "WARN  polybus.events: connection refused client_id=c2" in bus.output
 
 
 def test_standard_output_that_nobody_reads(tmp_path: Path) -> None:
