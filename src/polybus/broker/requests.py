@@ -61,6 +61,7 @@ class Request:
         "desk",
         "handle",
         "instance",
+        "late",
         "may_wait",
         "message",
         "on_expiry",
@@ -69,7 +70,7 @@ class Request:
         "serial",
         "state",
         "stored",
-        "tried",
+        "unable",
     )
 
     def __init__(self, message: Message, packet_id: int, serial: int, *, may_wait: bool, now: float) -> None:
@@ -84,8 +85,10 @@ class Request:
         self.desk: Desk | None = None
         """Who was there when it came; used at once or never."""
         self.instance: Instance | None = None
-        self.tried: set[Instance] | None = None
-        """Instances that let their time pass."""
+        self.late: set[Instance] | None = None
+        """Instances that let their time pass: asked again only if nobody else is left."""
+        self.unable: set[Instance] | None = None
+        """Instances for which it is too large."""
         self.answer: bytes | None = None
         self.answer_properties: MessageProperties = NO_MESSAGE_PROPERTIES
         self.reason = ""
@@ -320,20 +323,31 @@ class Requests:
 
     def _give_out(self, request: Request, desk: Desk) -> None:
         """To a free instance, or to wait, or to its end."""
-        tried = request.tried
-        unable: set[Instance] | None = None
-        while (instance := desk.pick(tried)) is not None:
+        too_large = False
+        while (instance := desk.pick(self._passed_over(request, desk))) is not None:
             if self._deliver(request, instance, desk):
                 return
-            unable = (unable or set()) | {instance}  # too large for this one
-            tried = (tried or set()) | unable
-        if unable and not desk.has_hope(tried):
+            too_large = True
+            request.unable = (request.unable or set()) | {instance}
+        if desk.has_hope(self._passed_over(request, desk)):
+            self._store(request)
+        elif too_large:
             self._end(request, RequestEvent.GIVE_UP, "too large for every service")
-        elif request.may_wait or desk.has_hope(tried):
-            request.tried = tried
+        elif request.may_wait:
             self._store(request)
         else:
             self._end(request, RequestEvent.GIVE_UP, NO_SERVICE)
+
+    def _passed_over(self, request: Request, desk: Desk) -> set[Instance] | None:
+        """Instances that do not get it: it is too large for them, or they were late and others are there."""
+        late, unable = request.late, request.unable
+        if late is None:
+            return unable
+        both = late | (unable or set())
+        if desk.has_hope(both):
+            return both
+        request.late = None  # nobody else is left
+        return unable
 
     def _deliver(self, request: Request, instance: Instance, desk: Desk) -> bool:
         link = instance.session.link
@@ -390,7 +404,7 @@ class Requests:
                 return
             request, desk = waiting
             if not self._deliver(request, instance, desk):
-                request.tried = (request.tried or set()) | {instance}
+                request.unable = (request.unable or set()) | {instance}
                 self._check_hope(request)
 
     def _next_for(self, instance: Instance) -> tuple[Request, Desk] | None:
@@ -405,8 +419,10 @@ class Requests:
         for stored in self._storage.matching(Kind.REQUEST, instance.path, is_served):
             request = stored.request
             assert request is not None
-            if not (request.tried and instance in request.tried):
-                return request, self._desk(request.topic)
+            desk = self._desk(request.topic)
+            passed_over = self._passed_over(request, desk)
+            if passed_over is None or instance not in passed_over:
+                return request, desk
         return None
 
     def _desk(self, topic: str) -> Desk:
@@ -414,9 +430,9 @@ class Requests:
         return subscriptions.desk(subscriptions.route_of(topic))
 
     def _check_hope(self, request: Request) -> None:
-        """A request that waited only because someone was busy ends when nobody is left."""
-        if not request.may_wait and not self._desk(request.topic).has_hope(request.tried):
-            self._end(request, RequestEvent.GIVE_UP, NO_SERVICE)
+        """Someone is gone for whom it may have waited: it ends, or goes to one that was late before."""
+        if request.late is not None or not request.may_wait:
+            self._give_out(request, self._desk(request.topic))
 
     # -- instances come and go ----------------------------------------------------------------------
 
@@ -451,12 +467,12 @@ class Requests:
         instance = request.instance
         if request.state is not RequestState.DELIVERED or instance is None:
             return
-        request.tried = (request.tried or set()) | {instance}
         desk = self._desk(request.topic)
-        if not desk.has_hope(request.tried):
-            request.tried.discard(instance)  # better late than never
+        late = (request.late or set()) | {instance}
+        if not desk.has_hope(late | (request.unable or set())):  # better late than never
             self._start_attempt(request, now + max(desk.rule.answer_within_s, MIN_ATTEMPT_S))
             return
+        request.late = late
         self._tell_service(request, instance)
         self._take_back(request)
         self.serve_next(instance)

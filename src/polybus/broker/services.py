@@ -66,19 +66,19 @@ class Desk:
         self._strategy = STRATEGIES[rule.strategy]
         self._choose = choose
 
-    def pick(self, tried: set[Instance] | None) -> Instance | None:
-        """The instance that gets the next request; None: all are busy, away or were tried."""
+    def pick(self, besides: set[Instance] | None) -> Instance | None:
+        """The instance that gets the next request; None: all others are busy or away."""
         instances = self.instances
         concurrency = self.rule.concurrency
         if len(instances) == 1:  # nothing to choose
             only = instances[0]
-            return only if only.is_free(concurrency) and not (tried and only in tried) else None
-        free = [i for i in instances if i.is_free(concurrency) and not (tried and i in tried)]
+            return only if only.is_free(concurrency) and not (besides and only in besides) else None
+        free = [i for i in instances if i.is_free(concurrency) and not (besides and i in besides)]
         return self._strategy(free, self._choose) if free else None
 
-    def has_hope(self, tried: set[Instance] | None) -> bool:
-        """Someone is there who may become free."""
-        return any(i.session.link is not None and not (tried and i in tried) for i in self.instances)
+    def has_hope(self, besides: set[Instance] | None) -> bool:
+        """Someone else is there who may become free."""
+        return any(i.session.link is not None and not (besides and i in besides) for i in self.instances)
 
 
 Strategy: TypeAlias = Callable[[list[Instance], Choose], Instance]
