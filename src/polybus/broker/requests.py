@@ -111,8 +111,8 @@ class Request:
         """The requester is to get the answer rather than the news of another end."""
         return self.state in (RequestState.ANSWERED, RequestState.ANSWER_STORED)
 
-    def outcome_bytes(self) -> int:
-        return self.message.size_bytes() + len(self.answer or b"") + self.answer_properties.size_bytes()
+    def answer_bytes(self) -> int:
+        return 0 if self.answer is None else len(self.answer) + self.answer_properties.size_bytes()
 
     def on_timer(self, now: float) -> None:
         self.handle = 0
@@ -157,6 +157,9 @@ class Requests:
         """By client id and packet id. A request leaves when its requester was told, or cannot be."""
         self.count = 0
         self.size_bytes = 0
+        self.ends = Storage(limits.stored_messages, limits.stored_bytes, self._end_is_lost)
+        """Ends other than answers that wait for their requesters. They have room of their own: the news
+        that a request was deleted to make room must not cost another request."""
         self._stats = stats
         self._timers = timers
         self._dispatcher = dispatcher
@@ -504,12 +507,16 @@ class Requests:
         """Storage gave up an entry that belongs to a request."""
         request = stored.request
         assert request is not None
+        request.stored = None
+        self._end(request, RequestEvent.DELETE, "the storage is full, and this was deleted to make room")
+
+    def _end_is_lost(self, stored: Stored) -> None:
+        """So many requesters are away that the oldest end is given up."""
+        request = stored.request
+        assert request is not None
         self._cancel_timer(stored)
         request.stored = None
-        if request.state in ENDS:
-            self._let_go(request)  # what is lost is the news of its end
-        else:
-            self._end(request, RequestEvent.DELETE, "the storage is full, and this was deleted to make room")
+        self._let_go(request)
 
     def _end(
         self,
@@ -560,7 +567,7 @@ class Requests:
         session = self._registry.sessions.get(request.client_id)
         if not request.may_wait and (session is None or session.link is None):
             return False
-        return self._keep_outcome(request, self._dispatcher.now + self.limits.request_ends_kept_s)
+        return self._keep_end(request)
 
     def _deliver_answer(self, request: Request) -> None:
         if self._send_outcome(request):
@@ -571,7 +578,7 @@ class Requests:
         session = self._registry.sessions.get(request.client_id)
         if not request.may_wait and (session is None or session.link is None):
             self._end(request, RequestEvent.GIVE_UP, "its requester is away, and it may not wait")
-        elif self._keep_outcome(request, None):
+        elif self._keep(request, self._storage):
             request.state = advance(request.state, RequestEvent.STORE)
             if events.are_wanted(events.ANSWER_STORED):
                 self._emit(events.ANSWER_STORED, request, request.client_id)
@@ -593,23 +600,36 @@ class Requests:
             link.messages_out += 1
         return True
 
-    def _keep_outcome(self, request: Request, until: float | None) -> bool:
-        stored = Stored(Kind.OUTCOME, request.message, request, request.outcome_bytes(), self._dispatcher.now)
-        if not self._storage.put(stored):
+    def _keep_end(self, request: Request) -> bool:
+        self._drop_answer(request)
+        limits, ends = self.limits, self.ends
+        if (ends.max_messages, ends.max_bytes) != (limits.stored_messages, limits.stored_bytes):
+            ends.set_limits(limits.stored_messages, limits.stored_bytes)
+        if not self._keep(request, ends):
             return False
-        request.stored = stored
-        if until is not None:
-            stored.on_expiry = self._forget_outcome
-            stored.handle = self._timers.schedule(until, stored)
+        stored = request.stored
+        assert stored is not None
+        stored.on_expiry = self._forget_end
+        stored.handle = self._timers.schedule(self._dispatcher.now + limits.request_ends_kept_s, stored)
         return True
 
-    def _forget_outcome(self, stored: Stored, now: float) -> None:
+    def _keep(self, request: Request, storage: Storage) -> bool:
+        """What its requester is to be told."""
+        size = request.message.size_bytes() + request.answer_bytes()
+        stored = Stored(Kind.OUTCOME, request.message, request, size, self._dispatcher.now)
+        if not storage.put(stored):
+            return False
+        request.stored = stored
+        return True
+
+    def _forget_end(self, stored: Stored, now: float) -> None:
         assert stored.request is not None
         self._let_go(stored.request)
 
     def tell_waiting(self, session: Session) -> None:
         """What waits for this requester, as far as it can be told now."""
-        for stored in self._storage.outcomes_of(session.client_id):
+        client_id = session.client_id
+        for stored in self._storage.outcomes_of(client_id) + self.ends.outcomes_of(client_id):
             request = stored.request
             assert request is not None
             if not self._send_outcome(request):
@@ -623,7 +643,7 @@ class Requests:
             self._let_go(request)
 
     def _unstore(self, request: Request, stored: Stored) -> None:
-        self._storage.take(stored)
+        (self.ends if request.state in ENDS else self._storage).take(stored)
         self._cancel_timer(stored)
         request.stored = None
 
@@ -643,8 +663,13 @@ class Requests:
             del self.under_way[request.client_id]
         self.count -= 1
         self.size_bytes -= request.message.size_bytes()
-        if request.answer is not None:
-            self.size_bytes -= len(request.answer) + request.answer_properties.size_bytes()
+        self._drop_answer(request)
+
+    def _drop_answer(self, request: Request) -> None:
+        """It was delivered, or will not be."""
+        self.size_bytes -= request.answer_bytes()
+        request.answer = None
+        request.answer_properties = NO_MESSAGE_PROPERTIES
 
     def _emit(self, event: Event, request: Request, client_id: str) -> None:
         emit(
