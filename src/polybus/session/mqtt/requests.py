@@ -53,6 +53,7 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 NONE: Final = Wishes()
+CANCEL: Final = Wishes(cancel=True)
 
 
 class Unwelcome(PolybusError):
@@ -72,13 +73,17 @@ def wishes(properties: Properties) -> Wishes:
     """Raises Unwelcome for words nobody knows."""
     found = NONE
     for name, value in properties.user_properties:
+        if name not in (REQUEST, MESSAGE):
+            continue
+        if found is not NONE:
+            raise _wrong(f"{REQUEST} or {MESSAGE} once, not more")
         if name == REQUEST:
             found = _parse(name, value, {"managed", "cancel", "priority", "waiting"})
-            if found.managed == found.cancel:
-                raise _wrong(f"{REQUEST} needs either managed or cancel, not {value[:80]!r}")
+            if found != CANCEL and (found.cancel or not found.managed):
+                raise _wrong(f"{REQUEST} needs managed, or cancel alone, not {value[:80]!r}")
             if properties.response_topic is None and found.managed:
                 raise _wrong("a managed request needs a Response Topic")
-        elif name == MESSAGE:
+        else:
             found = _parse(name, value, {"priority", "waiting"})
     return found
 
@@ -89,7 +94,8 @@ def concurrency(properties: Properties) -> int:
         if name == SERVICE:
             if value == "yes":
                 return AS_THE_RULE_SAYS
-            if value.isascii() and value.isdigit() and 0 < int(value[:6]) <= MAX_CONCURRENCY:
+            # Not more digits than it needs: `int` refuses thousands of them.
+            if len(value) <= 5 and value.isascii() and value.isdigit() and 0 < int(value) <= MAX_CONCURRENCY:
                 return int(value)
             raise _wrong(f"{SERVICE} is yes or a number from 1 to {MAX_CONCURRENCY}, not {value[:80]!r}")
     return 0
@@ -153,8 +159,11 @@ def too_large(message: Message) -> Message:
 
 
 def is_error(properties: MessageProperties) -> bool:
-    """A service says that it could not do what it was asked."""
-    return (STATUS, ERROR) in properties.user_properties
+    """A service says that it could not do what it was asked. Raises Unwelcome for other words."""
+    words = {value for name, value in properties.user_properties if name == STATUS}
+    if words - {ERROR}:
+        raise _wrong(f"{STATUS} takes {ERROR}; not {min(words - {ERROR})[:80]!r}")
+    return bool(words)
 
 
 def answer_topic(client_id: str, packet_id: int) -> str:
