@@ -15,11 +15,11 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench conformance fuzz clean
+.PHONY: help setup run test check format bench bench-requests conformance fuzz clean
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-		|| sed -nE 's/^([a-z]+):.*## (.*)/  make \1: \2/p' $(MAKEFILE_LIST)
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -nE 's/^([a-z-]+):.*## (.*)/  make \1: \2/p' $(MAKEFILE_LIST)
 
 setup: $(RUN_STAMP) ## create .venv and install what the bus needs
 
@@ -46,6 +46,9 @@ format: $(TEST_STAMP) ## rewrite the sources in the house format
 
 bench: $(TEST_STAMP) $(SYSTEM_STAMP) ## Polybus beside Mosquitto, as ratios of one run
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-requests: $(TEST_STAMP) $(SYSTEM_STAMP) ## requests over TBus beside the figures of its document
+	@$(BIN)/python -m bench.requests $(ARGS)
 
 conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
 	@$(BIN)/python -m tests.conformance $(ARGS)

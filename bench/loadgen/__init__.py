@@ -7,9 +7,12 @@ Python. `run` starts it for one measurement and gives back what it printed.
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -35,16 +38,26 @@ def build() -> Path:
     if compiler is None:
         raise LoadgenError("g++ is needed to compile the load generator (Debian: apt install g++)")
     BUILD.mkdir(exist_ok=True)
-    unfinished = program.with_suffix(".new")
-    command = [compiler, *FLAGS, *map(str, sources), "-o", str(unfinished)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LoadgenError(f"the load generator does not compile:\n{done.stderr}")
-    unfinished.rename(program)
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [Path(folder, f"{source.stem}.o") for source in sources]
+        jobs = [
+            [compiler, *FLAGS, "-c", str(source), "-o", str(made)]
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        list(pool.map(compile_one, jobs))
+        unfinished = Path(folder, program.name)
+        compile_one([compiler, *map(str, objects), "-o", str(unfinished)])
+        unfinished.rename(program)
     for old in BUILD.glob("loadgen-*"):
         if old != program:
             old.unlink()
     return program
+
+
+def compile_one(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LoadgenError(f"the load generator does not compile:\n{done.stderr}")
 
 
 def arguments(command: str, options: Mapping[str, float | str]) -> list[str]:

@@ -129,6 +129,8 @@ public:
         if (connection_.is_closed()) throw std::runtime_error("the broker closed a connection");
     }
 
+    void leave() { connection_.write(tbus::disconnect()); }
+
     Totals totals;  // without traffic and usage
     bool is_awaiting_write = false;
 
@@ -231,6 +233,11 @@ public:
     }
 
     Totals totals() const;
+
+    // The last thing that the broker hears.
+    void leave() {
+        for (Link& link : links_) link.leave();
+    }
 
 private:
     static constexpr std::uint64_t OTHER = 1ULL << 32;

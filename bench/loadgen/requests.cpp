@@ -142,6 +142,7 @@ public:
         const Snapshot after = snapshot();
         drain();
         print(before, after);
+        links_.leave();
     }
 
 private:

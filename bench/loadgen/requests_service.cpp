@@ -28,6 +28,7 @@ void serve(const Plan& plan, const Control& control) {
         if (is_wanted) control.answer(links.totals());
     };
     while (is_wanted) links.turn(net::monotonic_ns() + 1000 * MILLISECOND_NS, take, obey);
+    links.leave();
 }
 
 }  // namespace requests

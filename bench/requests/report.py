@@ -224,10 +224,11 @@ def percentiles_grid(found: Results, modes: Sequence[str]) -> Grid:
 
 
 def bytes_grid(found: Results, modes: Sequence[str]) -> Grid:
+    headings = ["stream", f"+{document.SEGMENT_OVERHEAD_BYTES} B a segment"]
     columns = ["requests/s"]
-    for what in ("stream", f"+{document.SEGMENT_OVERHEAD_BYTES} B"):
-        columns += [*(f"{what} {mode}" for mode in modes), "adaptive/fixed"]
-    columns += [f"segments {mode}" for mode in modes]
+    for heading in headings:
+        columns += [f"{heading}: {modes[0]}", *modes[1:], "adaptive ÷ fixed"]
+    columns += [f"segments: {modes[0]}", *modes[1:]]
     cells = []
     for rate, by_mode in found.rates.items():
         if rate < BYTES_FROM_RATE:
