@@ -63,6 +63,60 @@ def connect(
     return peer
 
 
+def messages(data: bytes) -> list[tuple[int, bytes]]:
+    """First byte and body of each message; the last one is whole."""
+    found = []
+    while data:
+        size, at = data[1] & 0x7F, 2
+        while data[at - 1] >= 0x80:
+            size |= (data[at] & 0x7F) << 7 * (at - 1)
+            at += 1
+        assert at + size <= len(data)
+        found.append((data[0], data[at : at + size]))
+        data = data[at + size :]
+    return found
+
+
+def reqacks(peer: TbusPeer) -> list[tuple[int, int]]:
+    """(PacketId, RequestState) of everything heard, which is nothing but REQACKs."""
+    found = []
+    for first_byte, body in messages(peer.heard()):
+        assert first_byte == 0x50
+        said = properties(body)
+        found.append((int.from_bytes(said[0x40]), said[0x41][0]))
+    return found
+
+
+def connack_code(peer: TbusPeer) -> int:
+    ((first_byte, body),) = messages(peer.heard())
+    assert first_byte == 0x20
+    return body[0]
+
+
+def disconnect_code(peer: TbusPeer) -> int:
+    """Of a DISCONNECT that says why, and is the only thing that was heard."""
+    ((first_byte, body),) = messages(peer.heard())
+    assert first_byte == 0xE0
+    assert properties(body[2:])[0x1F]
+    return int.from_bytes(body[:2])
+
+
+def properties(block: bytes) -> dict[int, bytes]:
+    """Of less than 128 bytes in all."""
+    assert block[0] == len(block) - 1
+    sizes = {0x02: 4, 0x40: 2, 0x41: 1, 0x43: 2, 0x44: 2, 0x45: 4}
+    found = {}
+    at = 1
+    while at < len(block):
+        name, at = block[at], at + 1
+        size = sizes.get(name)
+        if size is None:
+            size, at = block[at], at + 1
+        found[name] = block[at : at + size]
+        at += size
+    return found
+
+
 def wire(message: str) -> bytes:
     """Bytes of hex digits and quoted text: "10 05 003c 02 'id'". Text has no spaces."""
     parts = message.split()

@@ -272,7 +272,7 @@ class StreamLink(Intake):
         if self.state == State.CONNECTED:
             emit(
                 events.CLIENT_DISCONNECTED,
-                client_id=self.client_id, peer=self.peer, reason=why, duration_s=broker.now - self.connected_at,
+                client_id=self.client_id, peer=self.peer, reason=why, duration_s=round(broker.now - self.connected_at, 6),
             )  # fmt: skip
         self.state = State.CLOSED
         self.stop_reading()
