@@ -311,6 +311,12 @@ class Peer(Link):
         """(state, answer) of each end."""
         return [(end.state, end.payload) for end in self.take(End)]
 
+    def take_ends(self, state: str) -> list[End]:
+        """Of these ends all there is to say; nothing else must have come."""
+        ends = self.take(End)
+        assert {end.state for end in ends} <= {state}
+        return ends
+
     def asked(self) -> list[bytes]:
         """Payloads of the requests it got."""
         return [asked.payload for asked in self.take(Asked)]
