@@ -134,7 +134,7 @@ def run_parts(
     # A glance at pairs needs one mode: at 10 requests/s none of them has anything to gather.
     pair_modes = [STORM_MODE] if is_quick and STORM_MODE in modes else modes
     runs = {
-        "rates": len(effort.rates) * len(modes),
+        "rates": sum(map(effort.rounds_at, effort.rates)) * len(modes),
         "pairs": len(effort.pairs) * len(pair_modes),
         "storm": 2 * effort.storms,
         "ceiling": len(effort.windows) * len(modes),

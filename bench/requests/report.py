@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +103,9 @@ class Report:
             "version": self.version,
             "machine": machine,
             "rates": found.rates,
+            "rate_runs": [
+                {"rate": rate, "mode": mode, "sample": sample} for rate, mode, sample in found.rate_runs
+            ],
             "pairs": found.pairs,
             "storms": found.storms,
             "storms_at_a_bystander": found.controls,
@@ -217,7 +220,8 @@ def percentiles_grid(found: Results, modes: Sequence[str]) -> Grid:
         line = [f"{rate:,}"]
         for mode in modes:
             sample = by_mode.get(mode)
-            line += [latency_cell(sample, rate, "p50_us"), latency_cell(sample, rate, "p99_us"), cpu_us(sample)]
+            p99 = NOTHING if sample is None else milliseconds(sample["p99_us"])
+            line += [latency_cell(sample, rate, "p50_us"), p99, cpu_us(sample)]
         lag_us = max((sample["lag_p99_us"] for sample in by_mode.values()), default=0)
         cells.append([*line, milliseconds(lag_us)])
     return Grid("One pair: percentiles in ms, broker's CPU per request", columns, cells)
@@ -324,21 +328,25 @@ def endings(sample: Sample) -> str:
 
 
 def stream_bytes(sample: Sample) -> float:
-    """Per request, in both directions between both clients and the broker."""
-    return both_sides(sample, ("tcp_sent_bytes", "tcp_received_bytes"))
+    """Per request: on the way to the broker and from it, of both clients."""
+    return per_message(sample, "tcp_sent_bytes", "tcp_received_bytes")
 
 
 def segments(sample: Sample) -> float:
-    return both_sides(sample, ("segments_out", "segments_in"))
+    return per_message(sample, "segments_out", "segments_in")
 
 
 def wire_bytes(sample: Sample) -> float:
     return stream_bytes(sample) + document.SEGMENT_OVERHEAD_BYTES * segments(sample)
 
 
-def both_sides(sample: Sample, keys: Iterable[str]) -> float:
-    total = sum(sample[f"{side}_{key}"] for key in keys for side in ("requester", "service"))
-    return total / max(sample["traffic_requests"], 1)
+def per_message(sample: Sample, way_out: str, way_in: str) -> float:
+    """Each way by its own count of messages: a bulk on its way when counting ends belongs to one way only."""
+    return sum(
+        sample[f"{side}_{key}"] / max(sample[f"{side}_messages_{way}"], 1)
+        for side in ("requester", "service")
+        for way, key in (("out", way_out), ("in", way_in))
+    )
 
 
 def milliseconds(microseconds: float) -> str:

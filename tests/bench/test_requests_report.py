@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bench.loadgen import Sample
-from bench.requests.measure import Results, is_sustained
+from bench.requests.measure import Results, is_sustained, typical
 from bench.requests.report import (
     Report,
     Verdict,
@@ -25,6 +25,8 @@ def sample(rate: float = 1000, **others: float) -> Sample:
         for side in ("requester", "service")
         for key in ("tcp_sent_bytes", "tcp_received_bytes", "segments_out", "segments_in")
     }
+    for side in ("requester", "service"):
+        traffic |= {f"{side}_messages_out": 1000.0, f"{side}_messages_in": 1000.0}
     counts: dict[str, float] = dict.fromkeys(
         ("timed_out", "errors", "lost", "unsent", "unexpected", "wrong"), 0
     )
@@ -111,6 +113,7 @@ def test_the_tables_stand_beside_those_of_the_document() -> None:
         ceilings={("off", 256): sample(40_000)},
         failures=["something failed"],
     )
+    results.rate_runs = [(8192, "adaptive", results.rates[8192]["adaptive"])]
     report = Report("1", MODES, results)
     text = report.markdown()
     assert "| 128 | 52.02 | 38.37 | 29.90 | 1.84 | 0.50 | 0.50 | 0.50 |" in text
@@ -121,8 +124,13 @@ def test_the_tables_stand_beside_those_of_the_document() -> None:
     assert json.loads(report.json())["rates"]["128"]["off"]["p50_us"] == 500
 
 
+def test_the_run_with_the_middle_p50_is_the_typical_one() -> None:
+    runs = [sample(p50_us=value) for value in (9.0, 1.0, 5.0)]
+    assert typical(runs) is runs[2]
+
+
 def test_wrong_and_missing_replies_are_named() -> None:
-    report = Report("1", MODES, Results(rates={64: {"off": sample(lost=1, wrong=2, unexpected=3)}}))
+    report = Report("1", MODES, Results(rate_runs=[(64, "off", sample(lost=1, wrong=2, unexpected=3))]))
     assert report.notes() == [
         "64/s off: 1 requests without any reply",
         "64/s off: 3 replies to no request",
