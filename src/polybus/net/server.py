@@ -23,9 +23,9 @@ import polybus
 from polybus.broker.broker import Broker
 from polybus.broker.links import Port
 from polybus.errors import ConfigError, PolybusError
-from polybus.net import descriptors, tls_listener
+from polybus.net import acceptor, descriptors
+from polybus.net.acceptor import Acceptor
 from polybus.net.connection import LINGER_S, Connection, MakeLink, Peer, ServedLink
-from polybus.net.tls_listener import TlsListener
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
@@ -124,7 +124,7 @@ class Server:
             "mqtt": self._make_mqtt_link,
             "tbus": self._make_tbus_link,
         }
-        self._servers: list[asyncio.Server | TlsListener] = []
+        self._servers: list[Acceptor] = []
         self._sockets: list[Path] = []
         self._connections: set[Connection] = set()
         self._emptied = asyncio.Event()
@@ -304,31 +304,25 @@ class Server:
         self.urls.append(_actual_url(listener, server))
         log.info("listening", extra={"fields": {"url": self.urls[-1]}})
 
-    async def _open(
-        self, listener: Listener, factory: Callable[[], Connection]
-    ) -> asyncio.Server | TlsListener:
+    async def _open(self, listener: Listener, factory: Callable[[], Connection]) -> Acceptor:
+        context = server_context(listener) if listener.is_encrypted else None
         if listener.kind == "unix":
             path = Path(listener.path)
             _remove_dead_socket(path)
-            local: asyncio.Server = await self.loop.create_unix_server(factory, str(path), backlog=BACKLOG)
+            sockets = [acceptor.bind_unix(listener.path, BACKLOG)]
             os.chmod(path, 0o660)
             self._sockets.append(path)
-            return local
-        server: asyncio.Server | TlsListener
-        if listener.is_encrypted:
-            context = server_context(listener)
-            server = TlsListener(
-                await tls_listener.bind(listener.host, listener.port, BACKLOG),
-                context,
-                factory,
-                has_room=self._has_room,
-                handshake_timeout_s=self.config.limits.connect_timeout_s,
-            )
         else:
-            server = await self.loop.create_server(factory, listener.host, listener.port, backlog=BACKLOG)
-        for sock in server.sockets:  # whoever is accepted inherits it
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return server
+            sockets = await acceptor.bind(listener.host, listener.port, BACKLOG)
+            for sock in sockets:  # whoever is accepted inherits it
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return Acceptor(
+            sockets,
+            factory,
+            context,
+            has_room=self._has_room,
+            handshake_timeout_s=self.config.limits.connect_timeout_s,
+        )
 
     async def _close_listeners(self) -> None:
         for server in self._servers:
@@ -354,7 +348,7 @@ def _new_client_id() -> str:
     return f"polybus-{secrets.token_hex(8)}"
 
 
-def _actual_url(listener: Listener, server: asyncio.Server | TlsListener) -> str:
+def _actual_url(listener: Listener, server: Acceptor) -> str:
     """The listener's address with the port the kernel chose where 0 was asked for."""
     if listener.kind == "unix" or listener.port:
         return listener.url

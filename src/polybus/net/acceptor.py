@@ -1,5 +1,7 @@
-"""Listening for TLS. It accepts sockets itself: the event loop's own servers tell of a connection only
-when its handshake is over, and until then nobody would count it."""
+"""Listening. It accepts sockets itself, for two reasons. The event loop's own servers accept whoever is in
+the kernel's line in one go, and hundreds that come in the same instant would hold up everyone else
+(TB-20). And they tell of a TLS connection only when its handshake is over; until then nobody would
+count it."""
 
 import asyncio
 import logging
@@ -10,7 +12,9 @@ from typing import Final
 
 log = logging.getLogger("polybus.net")
 
-ACCEPTS_A_TURN: Final = 128
+ACCEPTS_A_TURN: Final = 2
+"""Connections accepted before others get their turn. Each costs some hundred microseconds until its client
+is greeted, and that is what a message under way may have to wait."""
 PAUSE_S: Final = 1.0
 """How long nothing is accepted after the system could not give us a socket."""
 
@@ -31,17 +35,29 @@ async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
     return sockets
 
 
-class TlsListener:
+def bind_unix(path: str, backlog: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(path)
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+class Acceptor:
     def __init__(
         self,
         sockets: list[socket.socket],
-        context: ssl.SSLContext,
         factory: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext | None,
         *,
         has_room: Callable[[int], bool],
         handshake_timeout_s: float,
     ) -> None:
-        """`has_room` is asked with the number of sockets in their handshake."""
+        """`has_room` is asked before a TLS handshake, with the number of those under way."""
         self.sockets = sockets
         self._context = context
         self._factory = factory
@@ -73,11 +89,12 @@ class TlsListener:
                 self._loop.remove_reader(sock)
                 self._loop.call_later(PAUSE_S, self._go_on, sock)
                 return
-            if not self._has_room(len(self._handshakes)):
+            if self._context is not None and not self._has_room(len(self._handshakes)):
                 peer.close()
                 continue
             peer.setblocking(False)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if peer.family != socket.AF_UNIX:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._shake_hands(peer))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
@@ -88,9 +105,12 @@ class TlsListener:
 
     async def _shake_hands(self, peer: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(
-                self._factory, peer, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
-            )
+            if self._context is None:
+                await self._loop.connect_accepted_socket(self._factory, peer)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._factory, peer, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
+                )
         except (OSError, asyncio.CancelledError) as error:
             peer.close()
-            log.debug("no TLS handshake", extra={"fields": {"error": str(error) or type(error).__name__}})
+            log.debug("not connected", extra={"fields": {"error": str(error) or type(error).__name__}})
