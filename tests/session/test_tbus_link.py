@@ -148,6 +148,11 @@ def test_no_service(say: Say) -> None:
     assert client.heard() == b"\x50\x2e\x2d\x1f\x26" + text.encode() + wire("40 0001 41 0c")
 
 
+def test_a_timeout_of_0_is_none() -> None:
+    client = connect(World(), "c").say(request("s", b"q", 1, timeout_s=0))
+    assert reqacks(client) == [(1, 12)]
+
+
 def test_cancel(say: Say) -> None:
     world = World()
     service = connect(world, "s")
@@ -184,6 +189,16 @@ def test_a_failure_without_words_has_some() -> None:
     service.say("50 09 08 08 01 'c' 40 0005 41 0d")
     assert b"the service failed" in client.port.sent
     assert reqacks(client) == [(5, 13)]
+
+
+def test_a_failure_of_many_words_is_cut() -> None:
+    world = World()
+    service = connect(world, "s")
+    service.subscribe("add")
+    client = connect(world, "c")
+    client.say(request("add", b"q", 5))
+    service.say(f"50 9527 9327 08 01 'c' 1f 8827 {'61' * 5000} 40 0005 41 0d")
+    assert client.heard() == wire(f"50 8a20 8820 1f 8020 {'61' * 4096} 40 0005 41 0d")
 
 
 def test_timed_out() -> None:

@@ -183,6 +183,24 @@ def test_whole_messages_of_a_broken_bulk_take_effect(rest: str, way: Way) -> Non
     assert watching.heard() == wire(GOOD) * 2
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("inside", ["30 04 01 't' 00", f"{GOOD} 30 04 01 't' 00"])
+def test_a_message_does_not_go_on_behind_its_bulk(inside: str, way: Way) -> None:
+    world = World()
+    watching = connect(world, "watching")
+    watching.subscribe("t")
+    peer = connect(world, "alice")
+    way(peer, f"{bulk(inside)} 'x' {GOOD}")
+    assert disconnect_code(peer) == 128
+    assert watching.heard() == (wire(GOOD) if GOOD in inside else b"")
+
+
+@pytest.mark.parametrize("begin", ["60 14", "10 08"])
+def test_what_may_not_be_in_a_bulk_is_not_waited_for(begin: str) -> None:
+    peer = connect(World(), "alice").say(f"60 7f {GOOD} {begin}")
+    assert disconnect_code(peer) == 128
+
+
 def test_a_packet_id_in_use_for_a_different_request() -> None:
     world = World()
     service = connect(world, "s")
