@@ -174,7 +174,13 @@ class Flow:
 
     def push(self, link: Link, frame: bytes) -> None:
         """Put bytes into an outbox outside the hot loops."""
-        self.push_all(link, [frame])
+        if link.blocked:
+            self.push_all(link, [frame])
+            return
+        outbox = link.outbox
+        if not outbox:
+            self.dirty.append(link)
+        outbox.append(frame)
 
     def push_all(self, link: Link, frames: list[bytes]) -> None:
         if link.blocked:
