@@ -345,6 +345,12 @@ class Peer(Link):
         sent.clear()
 
 
+def one(peer: Peer) -> Asked:
+    """The one request that a service has just got."""
+    [asked] = peer.take(Asked)
+    return asked
+
+
 def encode(frame: Frame, qos: int = 0) -> bytes:
     body = msgspec.json.encode(frame)
     return len(body).to_bytes(4) + bytes([qos]) + body
@@ -391,3 +397,12 @@ class Bus(World):
     def check(self) -> None:
         check_accounts(self.broker)
         check_requests(self.broker)
+
+    def check_empty(self) -> None:
+        """No request, nothing stored and no timer is left."""
+        self.check()
+        requests = self.broker.requests
+        assert requests.under_way == {}
+        assert requests.count == requests.size_bytes == 0
+        assert self.broker.storage.count == requests.ends.count == 0
+        assert self.broker.timers.deadline() is None
