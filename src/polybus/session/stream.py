@@ -270,10 +270,14 @@ class StreamLink(Intake):
             return
         broker = self.broker
         if self.state == State.CONNECTED:
+            lasted_s = round(broker.now - self.connected_at, 6)
             emit(
                 events.CLIENT_DISCONNECTED,
-                client_id=self.client_id, peer=self.peer, reason=why, duration_s=round(broker.now - self.connected_at, 6),
-            )  # fmt: skip
+                client_id=self.client_id,
+                peer=self.peer,
+                reason=why,
+                duration_s=lasted_s,
+            )
         self.state = State.CLOSED
         self.stop_reading()
         broker.timers.cancel(self._timer)
