@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from polybus.broker.broker import LaneItem
 from polybus.broker.lifecycle import ENDS, RequestState
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
@@ -25,6 +26,7 @@ from polybus.broker.message import Delivery, Message, Run
 from polybus.broker.requests import Request
 from polybus.broker.services import AS_THE_RULE_SAYS
 from polybus.broker.sessions import Session, Subscription
+from polybus.broker.subscriptions import Plan
 from polybus.broker.topics import parse_filter
 from tests.broker.books import check_requests
 from tests.session.harness import World, check_accounts
@@ -359,7 +361,19 @@ def encode(frame: Frame, qos: int = 0) -> bytes:
 class Bus(World):
     def __init__(self, limits: Limits | None = None, **settings: Any) -> None:
         super().__init__(limits, **settings)
-        self._is_held = False
+        self.is_held = False
+        """The tick waits until this is over."""
+        self.errors: list[Exception] = []
+        self._route = self.broker._deliver
+        self.broker._deliver = self._deliver  # type: ignore[method-assign]
+
+    def _deliver(self, plan: Plan | None, item: LaneItem) -> None:
+        """A broker that runs into an error of its own goes on; a test does not."""
+        try:
+            self._route(plan, item)
+        except Exception as error:
+            self.errors.append(error)
+            raise
 
     def join(self, client_id: str, *, clean_start: bool = False, keeps_s: float = 0.0) -> Peer:
         """A client connects. `keeps_s`: how long its session outlives the connection."""
@@ -378,15 +392,20 @@ class Bus(World):
     @contextmanager
     def together(self) -> Iterator[None]:
         """What is done within comes in one read: the tick is at its end."""
-        self._is_held = True
+        self.is_held = True
         yield
-        self._is_held = False
+        self.is_held = False
         self.go()
 
     def go(self) -> None:
-        if not self._is_held:
+        if not self.is_held:
             self.broker.stir()
             self.settle()
+
+    def settle(self) -> None:
+        super().settle()
+        if self.errors:
+            raise self.errors[0]
 
     def under_way(self) -> list[Request]:
         return [r for mine in self.broker.requests.under_way.values() for r in mine.values()]

@@ -309,3 +309,15 @@ def test_who_is_late_is_free_for_the_next() -> None:
     assert following.payload == b"2"
     assert bus.state("a", 1) is RequestState.STORED, "it waits for second, which is busy"
     bus.check()
+
+
+def test_nobody_is_given_what_has_no_time_left() -> None:
+    """Two run out of time in the same moment: the one that waits does not take the place of the other."""
+    bus = Bus()
+    service, asker = bus.service("s", "t"), bus.join("a")
+    for n in range(2):
+        asker.request("t", b"%d" % n, timeout_s=5)
+    bus.advance(5)
+    assert [type(f) for f in service.frames()] == [Asked, Stop]
+    assert asker.ends() == [("TIMED_OUT", b"")] * 2
+    bus.check_empty()

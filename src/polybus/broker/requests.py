@@ -422,6 +422,8 @@ class Requests:
         for stored in self._storage.matching(Kind.REQUEST, instance.path, is_served):
             request = stored.request
             assert request is not None
+            if request.deadline <= self._dispatcher.now:
+                continue  # its own timer is due, just not yet run
             desk = self._desk(request.topic)
             passed_over = self._passed_over(request, desk)
             if passed_over is None or instance not in passed_over:
