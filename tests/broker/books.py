@@ -49,20 +49,27 @@ def _check_storage(broker: Broker, everyone: list[Request]) -> None:
     requests = broker.requests
     entries = stored_in(broker.storage, list(requests.under_way))
     check_storage(broker.storage, entries)
+    line = stored_in(requests.line, [])
+    check_storage(requests.line, line)
+    assert all(s.kind is Kind.REQUEST for s in line)
     ends = stored_in(requests.ends, list(requests.under_way))
     check_storage(requests.ends, ends)
     assert all(s.kind is Kind.OUTCOME for s in ends)
     kinds = {RequestState.STORED: Kind.REQUEST, RequestState.ANSWER_STORED: Kind.OUTCOME}
     for request in everyone:
         stored = request.stored
-        kept_in = ends if request.state in ENDS else entries
+        has_hope = broker.subscriptions.desk(broker.subscriptions.route_of(request.topic)).has_hope(
+            request.unable
+        )
+        waits_its_turn = request.state is RequestState.STORED and has_hope
+        kept_in = ends if request.state in ENDS else line if waits_its_turn else entries
         kind = Kind.OUTCOME if request.state in ENDS else kinds.get(request.state)
         assert (stored.kind if stored is not None else None) is kind
         if stored is not None:
             assert stored in kept_in
             assert stored.request is request
             assert stored.size_bytes == request.message.size_bytes() + _answer_bytes(request)
-    owned = [s for s in entries + ends if s.kind is not Kind.MESSAGE]
+    owned = [s for s in entries + line + ends if s.kind is not Kind.MESSAGE]
     assert {s.request for s in owned} == {r for r in everyone if r.stored is not None}
 
 
@@ -77,7 +84,7 @@ def _check_instances(broker: Broker, everyone: list[Request]) -> None:
         assert instance.busy == len(given.get(instance, ()))
     for session in sessions:
         mine = {r for i, rs in given.items() if i.session is session for r in rs}
-        assert set(session.in_hand or ()) == mine
+        assert set((session.in_hand or {}).values()) == mine
         assert session.link is not None or not mine, "nobody who is away has requests in hand"
 
 

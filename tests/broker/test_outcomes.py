@@ -317,7 +317,8 @@ def test_room_for_ends_follows_the_configuration() -> None:
     asker.drop()
     bus.advance(1)
     assert bus.broker.requests.ends.count == 4
-    bus.broker.requests.limits = Limits(stored_messages=2)
+    bus.broker.requests.set_limits(Limits(stored_messages=2))
+    assert bus.broker.requests.ends.count == 2
     other = bus.join("b")
     other.request("t", timeout_s=1)
     other.drop()

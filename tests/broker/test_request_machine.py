@@ -87,6 +87,8 @@ class Case(msgspec.Struct):
     told: list[End] = []
     place: int = 0
     """In the line of those that wait."""
+    is_handed_on: bool = False
+    """From one instance to another, without waiting."""
     ended_at: float = 0.0
     is_silent: bool = False
     """Nobody is to be told: its requester was away and it may not wait, or started anew."""
@@ -204,7 +206,8 @@ class Life(RuleBasedStateMachine):
     def _overhear(self) -> None:
         """What the broker gives up for lack of room."""
         broker = self.bus.broker
-        discarded, lost = broker._discarded, broker.requests._end_is_lost
+        ends = broker.requests.ends
+        discarded, lost, put = broker._discarded, ends._on_victim, ends.put
 
         def on_discarded(message: Message, reason: str) -> None:
             self.mails[message.payload].was_discarded = True
@@ -214,11 +217,22 @@ class Life(RuleBasedStateMachine):
         def on_lost(stored: Stored) -> None:
             assert stored.request is not None
             self.cases[stored.request.serial].is_lost = True
-            assert broker.requests.ends.count == self.max_ends - 1, "there was no room for one more"
+            assert ends.count == self.max_ends - 1, "there was no room for one more"
             lost(stored)
 
+        def on_put(stored: Stored, **how: bool) -> bool:
+            """Refused if there is no room beside those that are worth more."""
+            assert stored.request is not None
+            there = [r for rs in broker.requests.under_way.values() for r in rs.values() if r.state in ENDS]
+            urgent = sum(r.message.priority for r in there if r is not stored.request)
+            is_put = put(stored, **how)
+            assert is_put == (stored.message.priority or urgent < self.max_ends)
+            self.cases[stored.request.serial].is_lost = not is_put
+            return is_put
+
         broker._discarded = on_discarded  # type: ignore[method-assign]
-        broker.requests.ends._on_victim = on_lost
+        ends._on_victim = on_lost
+        ends.put = on_put  # type: ignore[method-assign]
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -285,8 +299,7 @@ class Life(RuleBasedStateMachine):
         if client.peer is None:
             return
         self.bus.broker.drain()
-        # Who ceases to serve by subscribing anew is left out: see test_instances.
-        if not stays or (at_once == 0 and client.filters.get(path)):
+        if not stays:
             existed = client.filters.pop(path, None) is not None
             assert client.peer.unsubscribe(path) == existed
         else:
@@ -449,7 +462,9 @@ class Life(RuleBasedStateMachine):
         now = self.bus.broker.dispatcher.now
         if state is RequestState.STORED:
             self.places += 1
-            case.place = self.places
+            # Who was served before is before those who were not.
+            case.place = -self.places if before is RequestState.DELIVERED else self.places
+        case.is_handed_on = before is state is RequestState.DELIVERED
         if state not in ENDS:
             return
         case.ended_at = now
@@ -488,6 +503,8 @@ class Life(RuleBasedStateMachine):
         assert client.filters.get(instance.path), "it is no service there"
         assert matches(instance.path, request.topic)
         assert self._has_room(instance, request, besides=request)
+        if self.cases[request.serial].is_handed_on:
+            return
         for case in self.cases.values():
             other = case.request
             if (
@@ -572,9 +589,8 @@ class Life(RuleBasedStateMachine):
                 assert not is_kept
                 assert not (case.told and case.is_silent)
                 continue
-            if not is_kept and not case.is_lost:
+            if case.ended_at + ENDS_KEPT_S <= self.bus.now:
                 case.is_lost = True
-                assert case.ended_at + ENDS_KEPT_S <= self.bus.now or self._ends_are_full_for(request)
             assert case.is_lost != is_kept
             assert case.is_lost or not self.clients[case.client].can_read, "it could be told"
         stats = self.bus.broker.stats
@@ -582,18 +598,12 @@ class Life(RuleBasedStateMachine):
         assert counted == sum(case.has_ended for case in self.cases.values())
         assert stats.requests_received == len(self.cases)
 
-    def _ends_are_full_for(self, request: Request) -> bool:
-        """Of ends that are worth more."""
-        mine = self.bus.broker.requests.under_way
-        ends = [r for rs in mine.values() for r in rs.values() if r.state in ENDS]
-        return not request.message.priority and sum(r.message.priority for r in ends) == self.max_ends
-
     def services_have_what_they_think_they_have(self) -> None:
         for client in self.clients.values():
             if client.peer is None:
                 assert not client.in_hand
                 continue
-            assert {r.serial for r in client.peer.mine.in_hand or ()} == set(client.in_hand)
+            assert set(client.peer.mine.in_hand or ()) == set(client.in_hand)
         held = Counter(serial for c in self.clients.values() for serial in c.in_hand)
         assert all(count == 1 for count in held.values())
         delivered = {s for s, c in self.cases.items() if c.request.state is RequestState.DELIVERED}
@@ -617,11 +627,12 @@ class Life(RuleBasedStateMachine):
             request = case.request
             if request.state is not RequestState.STORED:
                 continue
-            there = self._connected(request.topic)
-            assert request.may_wait or there, "for whom they are too large is found out when they are free"
-            able = [i for i in there if self._is_able(i, request)]
-            in_time = [i for i in able if i not in (request.late or ())] or able
-            for instance in in_time:
+            # For whom it is too large is found out only when they are free.
+            unable = request.unable or set()
+            assert not any(self._is_able(instance, request) for instance in unable)
+            able = [i for i in self._connected(request.topic) if i not in unable]
+            assert able or request.may_wait
+            for instance in [i for i in able if i not in (request.late or ())] or able:
                 link = instance.session.link
                 assert link is not None
                 assert link.blocked or not self._has_room(instance, request)

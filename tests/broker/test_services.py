@@ -139,7 +139,8 @@ def test_every_strategy_uses_all_before_anyone_waits(strategy: str) -> None:
     services = [bus.service(name, "t") for name in "abc"]
     ask(bus, 8)
     assert [len(got) for got in held(*services)] == [2, 2, 2]
-    assert bus.broker.storage.count == 2
+    assert bus.broker.requests.line.count == 2
+    assert bus.broker.storage.count == 0, "who waits for a turn takes no room from who waits for a service"
     bus.check()
 
 

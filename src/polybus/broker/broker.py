@@ -262,7 +262,7 @@ class Broker:
         old, self.limits = self.limits, limits
         if (old.stored_messages, old.stored_bytes) != (limits.stored_messages, limits.stored_bytes):
             self.storage.set_limits(limits.stored_messages, limits.stored_bytes)
-        self.requests.limits = limits
+        self.requests.set_limits(limits)
         self.requests.timeout_s = request_timeout_s
         self.subscriptions.set_rules(service_rules, default_service)
         self.retained.limits = limits
@@ -447,11 +447,14 @@ class Broker:
     ) -> None:
         """Subscribe, and replay retained messages: 0 always, 1 if it is new, 2 never."""
         self.drain()
+        self.dispatcher.now = self.now
+        served = (session.instances or {}).get(topic_filter)
         is_new = self.subscriptions.add(session, topic_filter, subscription)
+        if served is not None and not subscription.serves:
+            self.requests.instance_left(served)
         if subscription.group is None and (retain_handling == 0 or (retain_handling == 1 and is_new)):
             self.dispatcher.start_replay(session, topic_filter, self.retained.replay(subscription))
         self._restore(subscription.path)
-        self.dispatcher.now = self.now
         self.requests.session_is_ready(session)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:

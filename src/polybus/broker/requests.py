@@ -59,6 +59,7 @@ class Request:
         "created_at",
         "deadline",
         "desk",
+        "given_at",
         "handle",
         "instance",
         "late",
@@ -85,6 +86,7 @@ class Request:
         self.desk: Desk | None = None
         """Who was there when it came; used at once or never."""
         self.instance: Instance | None = None
+        self.given_at = now
         self.late: set[Instance] | None = None
         """Instances that let their time pass: asked again only if nobody else is left."""
         self.unable: set[Instance] | None = None
@@ -160,6 +162,9 @@ class Requests:
         self.ends = Storage(limits.stored_messages, limits.stored_bytes, self._end_is_lost)
         """Ends other than answers that wait for their requesters. They have room of their own: the news
         that a request was deleted to make room must not cost another request."""
+        self.line = Storage(limits.requests, limits.memory_bytes, self.victim)
+        """Requests that wait their turn at instances that are busy. Those for which there is no instance
+        are in the storage that they share with messages and answers."""
         self._stats = stats
         self._timers = timers
         self._dispatcher = dispatcher
@@ -169,6 +174,11 @@ class Requests:
         self._serial = 0
         self._given = 0
         self._next_ids: dict[str, int] = {}
+
+    def set_limits(self, limits: Limits) -> None:
+        self.limits = limits
+        self.ends.set_limits(limits.stored_messages, limits.stored_bytes)
+        self.line.set_limits(limits.requests, limits.memory_bytes)
 
     # -- from requesters --------------------------------------------------------------------------
 
@@ -295,18 +305,16 @@ class Requests:
             and request.instance.session is session
         ):
             return request
-        self._stats.answers_rejected += 1
         reason = "no such request" if request is None else f"the request is {request.state.words}"
         if request is not None and request.state is RequestState.DELIVERED:
             reason = "the request was given to someone else"
-        emit(
-            events.ANSWER_REJECTED,
-            client_id=session.client_id,
-            requester=client_id,
-            packet_id=packet_id,
-            reason=reason,
-        )
+        self.reject(session, reason, requester=client_id, packet_id=packet_id)
         return None
+
+    def reject(self, session: Session, reason: str, **about: object) -> None:
+        """An answer that has no request."""
+        self._stats.answers_rejected += 1
+        emit(events.ANSWER_REJECTED, client_id=session.client_id, reason=reason, **about)
 
     # -- giving out -----------------------------------------------------------------------------------
 
@@ -326,18 +334,26 @@ class Requests:
 
     def _give_out(self, request: Request, desk: Desk) -> None:
         """To a free instance, or to wait, or to its end."""
-        too_large = False
+        if not self._hand_out(request, desk):
+            self._wait_or_end(request, desk)
+
+    def _hand_out(self, request: Request, desk: Desk) -> bool:
+        """False: nobody is free for it."""
         while (instance := desk.pick(self._passed_over(request, desk))) is not None:
             if self._deliver(request, instance, desk):
-                return
-            too_large = True
+                return True
             request.unable = (request.unable or set()) | {instance}
+        return False
+
+    def _wait_or_end(self, request: Request, desk: Desk) -> None:
         if desk.has_hope(self._passed_over(request, desk)):
-            self._store(request)
-        elif too_large:
+            self._store(request, self.line)
+            return
+        is_too_large = desk.has_hope(None)  # someone is there, but cannot take it
+        if is_too_large and request.state is not RequestState.STORED:
             self._end(request, RequestEvent.GIVE_UP, "too large for every service")
         elif request.may_wait:
-            self._store(request)
+            self._store(request, self._storage)
         else:
             self._end(request, RequestEvent.GIVE_UP, NO_SERVICE)
 
@@ -367,7 +383,8 @@ class Requests:
         session = instance.session
         if session.in_hand is None:
             session.in_hand = {}
-        session.in_hand[request] = now
+        session.in_hand[request.serial] = request
+        request.given_at = now
         instance.busy += 1
         self._given += 1
         instance.given = self._given
@@ -384,24 +401,29 @@ class Requests:
         attempt = request.attempt = Attempt(self, request)
         attempt.handle = self._timers.schedule(until, attempt)
 
-    def _store(self, request: Request) -> None:
-        if request.state is RequestState.STORED:
+    def _store(self, request: Request, storage: Storage) -> None:
+        stored = request.stored
+        if stored is None:
+            size = request.message.size_bytes()
+            stored = Stored(Kind.REQUEST, request.message, request, size, self._dispatcher.now)
+        elif stored.home is storage:
             return
-        stored = Stored(
-            Kind.REQUEST, request.message, request, request.message.size_bytes(), self._dispatcher.now
-        )
-        if not self._storage.put(stored):
+        else:
+            self._unstore(request, stored)
+        # Who was served before and lost its instance is before those who were not.
+        if not storage.put(stored, first=request.state is RequestState.DELIVERED):
             self._end(request, RequestEvent.DELETE, NO_ROOM)
             return
         request.stored = stored
+        if request.state is RequestState.STORED:  # it only went from one place to the other
+            return
         request.state = advance(request.state, RequestEvent.STORE)
         if events.are_wanted(events.REQUEST_STORED):
             self._emit(events.REQUEST_STORED, request, request.client_id)
 
     def serve_next(self, instance: Instance) -> None:
-        """Give an instance what waits for one like it, as long as it is free."""
-        storage = self._storage
-        while storage.counts[Kind.REQUEST]:
+        """Give an instance what waits its turn, as long as it is free."""
+        while self.line.count:
             waiting = self._next_for(instance)
             if waiting is None:
                 return
@@ -419,7 +441,7 @@ class Requests:
             desk = self._desk(topic)
             return instance.is_free(desk.rule.concurrency) and instance in desk.instances
 
-        for stored in self._storage.matching(Kind.REQUEST, instance.path, is_served):
+        for stored in self.line.matching(Kind.REQUEST, instance.path, is_served):
             request = stored.request
             assert request is not None
             if request.deadline <= self._dispatcher.now:
@@ -435,9 +457,11 @@ class Requests:
         return subscriptions.desk(subscriptions.route_of(topic))
 
     def _check_hope(self, request: Request) -> None:
-        """Someone is gone for whom it may have waited: it ends, or goes to one that was late before."""
-        if request.late is not None or not request.may_wait:
-            self._give_out(request, self._desk(request.topic))
+        """Someone is gone for whom it may have waited: it goes to one that was late before, waits until
+        someone comes, or ends."""
+        desk = self._desk(request.topic)
+        if request.late is not None or not desk.has_hope(request.unable):
+            self._give_out(request, desk)
 
     # -- instances come and go ----------------------------------------------------------------------
 
@@ -445,22 +469,28 @@ class Requests:
         """It connected, or its link has room again: it may serve, and be told."""
         if session.instances:
             for instance in list(session.instances.values()):
+                for stored in list(self._storage.matching(Kind.REQUEST, instance.path)):
+                    request = stored.request
+                    if request is not None and request.state is RequestState.STORED:
+                        self._give_out(request, self._desk(request.topic))
                 self.serve_next(instance)
         self.tell_waiting(session)
 
     def session_left(self, session: Session) -> None:
         """Its connection is gone: others get what it had in hand."""
-        for request in list(session.in_hand or ()):
-            if request.state is RequestState.DELIVERED:
-                self._take_back(request)
+        lost = [r for r in (session.in_hand or {}).values() if r.state is RequestState.DELIVERED]
+        for request in lost:
+            self._leave_instance(request)
+        left = [request for request in lost if not self._hand_out(request, self._desk(request.topic))]
+        for request in reversed(left):  # each is put before those that wait: the oldest is first in the end
+            self._wait_or_end(request, self._desk(request.topic))
 
     def instance_left(self, instance: Instance) -> None:
         """It is not connected, or no longer subscribed. What it has in hand it may still answer."""
-        if self._storage.counts[Kind.REQUEST]:
-            for stored in list(self._storage.matching(Kind.REQUEST, instance.path)):
-                assert stored.request is not None
-                if stored.request.state is RequestState.STORED:
-                    self._check_hope(stored.request)
+        for stored in list(self.line.matching(Kind.REQUEST, instance.path)):
+            assert stored.request is not None
+            if stored.request.state is RequestState.STORED:
+                self._check_hope(stored.request)
 
     def _take_back(self, request: Request) -> None:
         self._leave_instance(request)
@@ -487,7 +517,8 @@ class Requests:
         if instance is not None:
             in_hand = instance.session.in_hand
             assert in_hand is not None
-            instance.give_back(self._dispatcher.now - in_hand.pop(request))
+            del in_hand[request.serial]
+            instance.give_back(self._dispatcher.now - request.given_at)
         attempt, request.attempt = request.attempt, None
         if attempt is not None and attempt.handle:
             self._timers.cancel(attempt.handle)
@@ -604,15 +635,12 @@ class Requests:
 
     def _keep_end(self, request: Request) -> bool:
         self._drop_answer(request)
-        limits, ends = self.limits, self.ends
-        if (ends.max_messages, ends.max_bytes) != (limits.stored_messages, limits.stored_bytes):
-            ends.set_limits(limits.stored_messages, limits.stored_bytes)
-        if not self._keep(request, ends):
+        if not self._keep(request, self.ends):
             return False
         stored = request.stored
         assert stored is not None
         stored.on_expiry = self._forget_end
-        stored.handle = self._timers.schedule(self._dispatcher.now + limits.request_ends_kept_s, stored)
+        stored.handle = self._timers.schedule(self._dispatcher.now + self.limits.request_ends_kept_s, stored)
         return True
 
     def _keep(self, request: Request, storage: Storage) -> bool:
@@ -631,7 +659,9 @@ class Requests:
     def tell_waiting(self, session: Session) -> None:
         """What waits for this requester, as far as it can be told now."""
         client_id = session.client_id
-        for stored in self._storage.outcomes_of(client_id) + self.ends.outcomes_of(client_id):
+        waiting = self._storage.outcomes_of(client_id) + self.ends.outcomes_of(client_id)
+        waiting.sort(key=_urgency)
+        for stored in waiting:
             request = stored.request
             assert request is not None
             if not self._send_outcome(request):
@@ -645,7 +675,8 @@ class Requests:
             self._let_go(request)
 
     def _unstore(self, request: Request, stored: Stored) -> None:
-        (self.ends if request.state in ENDS else self._storage).take(stored)
+        assert stored.home is not None
+        stored.home.take(stored)
         self._cancel_timer(stored)
         request.stored = None
 
@@ -684,3 +715,7 @@ class Requests:
             duration_s=round(self._dispatcher.now - request.created_at, 6),
             reason=request.reason or None,
         )
+
+
+def _urgency(stored: Stored) -> int:
+    return not stored.message.priority

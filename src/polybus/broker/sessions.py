@@ -154,8 +154,8 @@ class Session:
         """Retained messages on their way to new subscriptions, by topic filter."""
         self.instances: dict[str, Instance] | None = None
         """The services it offers, by topic filter."""
-        self.in_hand: dict[Request, float] | None = None
-        """Requests it has not answered, and since when it has them."""
+        self.in_hand: dict[int, Request] | None = None
+        """Requests it has not answered, by their serial number."""
         self.expiry_s = 0.0
         self.will: Will | None = None
         self.will_at: float | None = None

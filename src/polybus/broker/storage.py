@@ -30,7 +30,18 @@ class Kind(Enum):
 class Stored:
     """One entry. `request` is None for a plain message."""
 
-    __slots__ = ("handle", "kind", "message", "on_expiry", "order", "rank", "request", "since", "size_bytes")
+    __slots__ = (
+        "handle",
+        "home",
+        "kind",
+        "message",
+        "on_expiry",
+        "order",
+        "rank",
+        "request",
+        "since",
+        "size_bytes",
+    )
 
     def __init__(
         self, kind: Kind, message: Message, request: "Request | None", size_bytes: int, since: float
@@ -42,6 +53,8 @@ class Stored:
         self.size_bytes = size_bytes
         self.since = since
         self.order = 0
+        self.home: Storage | None = None
+        """Where it is."""
         self.handle = 0
         """Timer of what is not kept for ever."""
         self.on_expiry: Callable[[Stored, float], None] | None = None
@@ -103,8 +116,8 @@ class Storage:
 
     # -- in -----------------------------------------------------------------------------------------
 
-    def put(self, stored: Stored) -> bool:
-        """False: there is no room, and nothing of less worth."""
+    def put(self, stored: Stored, *, first: bool = False) -> bool:
+        """Last in its line, or first. False: there is no room, and nothing of less worth."""
         if not self._enter(stored):
             return False
         if stored.kind is Kind.OUTCOME:
@@ -115,7 +128,11 @@ class Storage:
             if shelf is None:
                 shelf = Shelf(topic)
                 self._shelves.put(topic, shelf)
-            shelf.entries(stored.kind, stored.message.priority)[stored] = None
+            line = shelf.entries(stored.kind, stored.message.priority)
+            line[stored] = None
+            if first:
+                stored.order = -stored.order
+                line.move_to_end(stored, last=False)
         return True
 
     def _enter(self, stored: Stored) -> bool:
@@ -127,6 +144,7 @@ class Storage:
             return False
         while self.count + 1 > self.max_messages or self.size_bytes + stored.size_bytes > self.max_bytes:
             self._delete_one()
+        stored.home = self
         self.count += 1
         self.counts[stored.kind] += 1
         self._order += 1
@@ -146,6 +164,7 @@ class Storage:
 
     def take(self, stored: Stored) -> None:
         rank = stored.rank
+        stored.home = None
         del self._ranks[rank][stored]
         self._rank_bytes[rank] -= stored.size_bytes
         self.size_bytes -= stored.size_bytes

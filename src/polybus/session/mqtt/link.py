@@ -355,18 +355,22 @@ class MqttLink(MqttReader):
 
     def _refuse_publish(self, packet: Publish, error: Unwelcome) -> None:
         """5.0 says why; 3.1.1 has no way to, and acknowledges what it throws away [MQTT-3.3.5-2]."""
+        if not packet.qos:
+            if error.ends_qos_0:
+                raise PeerError(error.reason_code, error.text)
+            return
         code, properties = ReasonCode.SUCCESS, NO_PROPERTIES
         if self.version == V5:
             code = error.reason_code
             if error.text and self._says_why:
                 properties = Properties(reason_string=error.text)
+        kind = PubAck if packet.qos == 1 else PubRec
         if packet.qos == 1:
             self.unacknowledged += 1
-            self._acknowledge(PubAck(packet.packet_id, code, properties))
-        elif packet.qos == 2:
-            self._acknowledge(PubRec(packet.packet_id, code, properties))
-        elif error.ends_qos_0:
-            raise PeerError(error.reason_code, error.text)
+        reply = kind(packet.packet_id, code, properties)
+        if self._max_packet_size is not None and len(encode(reply, self.version)) > self._max_packet_size:
+            reply = kind(packet.packet_id, code)  # [MQTT-3.4.2-2], [MQTT-3.5.2-2]
+        self._acknowledge(reply)
 
     def _on_pubrel(self, packet: PubRel, session: Session) -> None:
         known = session.received is not None and packet.packet_id in session.received
@@ -404,16 +408,17 @@ class MqttLink(MqttReader):
             raise Unwelcome(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "there is no such request to cancel")
 
     def _answer(self, packet: Publish, topic: str, session: Session) -> None:
-        asked = requests.answered(topic)
         broker = self.broker
-        is_taken = False
-        if asked is not None:
-            properties = message_properties(packet.properties)
-            if requests.is_error(properties):
-                text = packet.payload.decode(errors="replace")
-                is_taken = broker.fail_request(session, *asked, text)
-            else:
-                is_taken = broker.answer(session, *asked, packet.payload, properties)
+        request = requests.answered(topic, session)
+        properties = message_properties(packet.properties)
+        if request is None:
+            broker.requests.reject(session, "no such request", topic=topic)
+            is_taken = False
+        elif requests.is_error(properties):
+            text = packet.payload.decode(errors="replace")
+            is_taken = broker.fail_request(session, request.client_id, request.packet_id, text)
+        else:
+            is_taken = broker.answer(session, request.client_id, request.packet_id, packet.payload, properties)
         if not is_taken:
             raise Unwelcome(ReasonCode.NOT_AUTHORIZED, "you have no such request to answer")
 
@@ -438,8 +443,11 @@ class MqttLink(MqttReader):
             return None
         message = requests.to_requester(request, topic)
         delivery = Delivery(message, min(message.qos, cohort.qos), False, cohort.identifiers)
-        if self._max_packet_size is not None and self.encoding.frame(delivery, now) is None:
-            delivery.message = requests.too_large(message)
+        if self._max_packet_size is not None:
+            parts = MQTT_5.frame(delivery, now)  # its own encoding would introduce an alias
+            assert parts is not None
+            if len(parts[0]) + len(parts[1]) + 2 > self._max_packet_size:
+                delivery.message = requests.too_large(message)
         return delivery
 
     # -- subscribing ----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from polybus.broker.lifecycle import RequestState
 from polybus.broker.message import Message, MessageProperties
 from polybus.broker.requests import Request
 from polybus.broker.services import AS_THE_RULE_SAYS
+from polybus.broker.sessions import Session
 from polybus.errors import PolybusError
 from polybus.wire.mqtt.packets import Properties, ReasonCode
 
@@ -104,7 +105,7 @@ def concurrency(properties: Properties) -> int:
 def to_service(request: Request) -> Message:
     """A request as its service gets it: the Response Topic names it, whatever the requester's is."""
     said = request.message.properties
-    address = answer_topic(request.client_id, request.packet_id)
+    address = answer_topic(request)
     correlation = said.correlation_data
     return Message(
         request.topic,
@@ -166,17 +167,17 @@ def is_error(properties: MessageProperties) -> bool:
     return bool(words)
 
 
-def answer_topic(client_id: str, packet_id: int) -> str:
-    return f"{ANSWERS}{packet_id:04x}{client_id.encode().hex()}"
+def answer_topic(request: Request) -> str:
+    return f"{ANSWERS}{request.serial:x}"
 
 
-def answered(topic: str) -> tuple[str, int] | None:
-    """The requester and packet id that an answer's topic names."""
-    address = topic[len(ANSWERS) :]
+def answered(topic: str, session: Session) -> Request | None:
+    """The request in this service's hand that an answer's topic names."""
     try:
-        return bytes.fromhex(address[4:]).decode(), int(address[:4], 16)
+        serial = int(topic[len(ANSWERS) :], 16)
     except ValueError:
         return None
+    return (session.in_hand or {}).get(serial)
 
 
 def _parse(name: str, value: str, known: set[str]) -> Wishes:
