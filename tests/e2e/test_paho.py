@@ -1,95 +1,16 @@
 """paho-mqtt, the client most Python programs use, over every transport and in both versions."""
 
 import os
-import queue
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
-from paho.mqtt.client import CallbackAPIVersion, Client, MQTTMessage, MQTTv5, MQTTv311
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.e2e.processes import PATIENCE_S, Served, eventually, unique
+from tests.e2e.paho_peers import VERSIONS, connected, properties
+from tests.e2e.processes import Served, eventually, unique
 
-VERSIONS = {"3.1.1": MQTTv311, "5": MQTTv5}
 both_versions = pytest.mark.parametrize("version", VERSIONS)
-
-
-class Paho:
-    """A connected client; what it is sent waits in `messages`."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.messages: queue.Queue[MQTTMessage] = queue.Queue()
-        self.connack: Properties | None = None
-        self.session_present = False
-
-    def get(self) -> MQTTMessage:
-        return self.messages.get(timeout=PATIENCE_S)
-
-    def subscribe(self, topic: str, qos: int = 0, **options: object) -> None:
-        acknowledged: list[int] = []
-        self.client.on_subscribe = lambda _c, _u, mid, _codes, _properties: acknowledged.append(mid)
-        _, mid = self.client.subscribe(topic, qos, **options)  # type: ignore[arg-type]
-        eventually(lambda: mid in acknowledged)
-
-    def publish(self, topic: str, payload: bytes | str, qos: int = 1, **options: object) -> None:
-        self.client.publish(topic, payload, qos, **options).wait_for_publish(PATIENCE_S)  # type: ignore[arg-type]
-
-
-@contextmanager
-def connected(
-    bus: Served,
-    version: str = "5",
-    kind: str = "tcp",
-    client_id: str = "",
-    *,
-    prepare: Callable[[Client], None] = lambda client: None,
-    disconnect: bool = True,
-    **options: object,
-) -> Iterator[Paho]:
-    transport = "websockets" if kind in ("websocket", "wss") else "tcp"
-    own = {name: options.pop(name) for name in ("clean_session",) if name in options}
-    client = Client(
-        CallbackAPIVersion.VERSION2,
-        client_id or unique("paho"),
-        protocol=VERSIONS[version],
-        transport=transport,
-        **own,  # type: ignore[arg-type]
-    )
-    paho = Paho(client)
-    codes: list[int] = []
-
-    def on_connect(_client: object, _data: object, flags: object, code: object, properties: Properties) -> None:
-        paho.connack = properties
-        paho.session_present = flags.session_present  # type: ignore[attr-defined]
-        codes.append(code.value)  # type: ignore[attr-defined]
-
-    client.on_connect = on_connect
-    client.on_message = lambda _client, _data, message: paho.messages.put(message)
-    if kind in ("tls", "wss"):
-        client.tls_set(bus.authority)
-    prepare(client)
-    client.connect("127.0.0.1", bus.ports[kind], **options)  # type: ignore[arg-type]
-    client.loop_start()
-    try:
-        eventually(lambda: bool(codes))
-        assert codes == [0]
-        yield paho
-        if disconnect:
-            client.disconnect()
-    finally:
-        client.loop_stop()
-
-
-def properties(packet_type: int, **values: object) -> Properties:
-    made = Properties(packet_type)
-    for name, value in values.items():
-        setattr(made, name, value)
-    return made
 
 
 @both_versions
