@@ -1,8 +1,8 @@
 """Mutated streams against the real session code, in every state a connection can be in.
 
 A case is one connection that gets into some state and then sends spoiled packets. Nothing may escape
-from the broker, everything it answers must be lawful, a pair of bystanders must not notice, and when
-the connections are gone nothing may be left of them.
+from the broker, everything it answers must be lawful, bystanders must not notice, whoever asks has to be
+told exactly once how it ended, and when the connections are gone nothing may be left of them.
 """
 
 import gc
@@ -15,6 +15,7 @@ from typing import Final
 
 import polybus.broker.subscriptions as subscriptions
 from polybus.broker.access import Access, Challenge, Credentials, Exchange, Verdict
+from polybus.broker.broker import Broker
 from polybus.broker.limits import Limits
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import (
@@ -24,6 +25,7 @@ from polybus.wire.mqtt.packets import (
     Auth,
     ConnAck,
     Disconnect,
+    Packet,
     PingResp,
     Properties,
     PubAck,
@@ -36,8 +38,9 @@ from polybus.wire.mqtt.packets import (
     SubscriptionRequest,
     UnsubAck,
 )
+from tests.broker.books import check_requests
 from tests.fuzz.mutations import mutated
-from tests.fuzz.seeds import VERSIONS, corpus
+from tests.fuzz.seeds import ENDS, JOBS, VERSIONS, answer, corpus, request
 from tests.session.harness import NO_LIMIT, Peer, World, check_accounts, connect_packet
 
 BYSTANDERS_EVERY: Final = 25
@@ -47,6 +50,9 @@ ROUTES: Final = 200
 """Cached topics while we fuzz: few, so that the cache is full before memory is first looked at."""
 SPARE_BLOCKS: Final = 3_000
 """Blocks of memory that may come and go between two looks (dictionaries that grew, caches)."""
+ASKERS_ENDS: Final = "bystander/ends"
+WORKERS_JOBS: Final = "bystander/jobs"
+TAKES_MANY: Final = (("polybus-service", "1000"),)
 SERVER_PACKETS: Final = (
     ConnAck, Publish, PubAck, PubRec, PubRel, PubComp, SubAck, UnsubAck, PingResp, Disconnect, Auth,
 )  # fmt: skip
@@ -62,6 +68,11 @@ LIMITS: Final = Limits(
     retained_messages=30,
     retained_bytes=200_000,
     memory_bytes=2_000_000,
+    stored_messages=20,
+    stored_bytes=100_000,
+    requests=200,
+    requests_per_client=30,
+    request_ends_kept_s=60,
 )
 
 
@@ -83,8 +94,8 @@ class _Doorkeeper:
 
     def decide(self, *, allowed: bool) -> None:
         waiting, self.waiting = self.waiting, []
-        for answer in waiting:
-            answer(Verdict(allowed=allowed))
+        for tell in waiting:
+            tell(Verdict(allowed=allowed))
 
 
 class _Riddles:
@@ -114,13 +125,48 @@ class _Alarm(logging.Handler):
         self.faults.append(logging.Formatter().format(record))
 
 
+class Stage(World):
+    """A world with someone who asks and someone who serves, to get a connection into states with requests."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(LIMITS, access=access)
+        self.asker = self.connect("bystander-asker", V5)
+        self.asker.subscribe(ASKERS_ENDS, qos=1)
+        self.unanswered: set[bytes] = set()
+        """What the asker has not been told the end of."""
+        self.worker = self.connect("bystander-worker", V5)
+        self.worker.send(
+            Subscribe(1, (SubscriptionRequest(WORKERS_JOBS),), Properties(user_properties=TAKES_MANY))
+        )
+        self.worker.packets()
+        self._asked = 0
+
+    def ask(self, how: str, topic: str) -> None:
+        self._asked += 1
+        correlation = b"%d" % self._asked
+        self.unanswered.add(correlation)
+        self.asker.send(request(how, topic=topic, ends=ASKERS_ENDS, correlation=correlation))
+
+    def hear(self) -> None:
+        """Take the ends that came to the asker."""
+        for end in self.asker.receive_all():
+            self.unanswered.remove(end.properties.correlation_data or b"")
+
+    def work(self, dice: Random) -> None:
+        """The worker answers some of what it was asked, and forgets about the rest."""
+        for asked in self.worker.receive_all():
+            how = dict(asked.properties.user_properties).get("polybus-request")
+            if how == "managed" and dice.random() < 0.5:
+                self.worker.send(answer(asked.properties.response_topic or "", 0))
+
+
 class Fuzzer:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.case = 0
         self.doors = _Doorkeeper()
         access = Access(authenticator=self.doors, methods={"riddle": _Riddles()})
-        self.world = World(LIMITS, access=access)
+        self.world = Stage(access)
         self.alarm = _Alarm()
         self.outcomes = {"open": 0, "closed": 0}
         self._blocks = 0
@@ -150,11 +196,14 @@ class Fuzzer:
         name = dice.choice(list(STATES))
         self._story.append(f"state: {name}")
         peer = STATES[name](self.world, dice)
-        if dice.random() < 0.15:
+        if dice.random() < 0.15 and not peer.is_closed:
             self._story.append("blocked")
             peer.block()
         packets = corpus(peer.version)
-        stream = b"".join(mutated(dice, packets) for _ in range(dice.randint(1, 6)))
+        own = _own_packets(peer)
+        stream = b"".join(
+            mutated(dice, own if own and dice.random() < 0.5 else packets) for _ in range(dice.randint(1, 6))
+        )
         for piece in _pieces(dice, stream):
             self._story.append(piece.hex())
             peer.feed(piece)
@@ -171,8 +220,12 @@ class Fuzzer:
         self.outcomes["closed" if peer.is_closed else "open"] += 1
         _check_answers(peer)
         check_accounts(self.world.broker)
+        _check_requests(self.world.broker)
+        if dice.random() < 0.5:
+            self.world.work(dice)
         if not peer.is_closed or dice.random() < 0.5:
             peer.drop()
+        self.world.hear()
         if self.alarm.faults:
             raise Failure(self.alarm.faults[0])
 
@@ -194,6 +247,14 @@ class Fuzzer:
             assert [type(p) for p in replies] == expected, f"the giver got {replies}"
             got = [p.payload for p in self._taker.receive_all()]
             assert got == [payload], f"the taker got {got} instead of {payload!r}"
+        world = self.world
+        world.worker.receive_all()
+        world.ask("managed", WORKERS_JOBS)
+        (asked,) = world.worker.take(Publish)
+        world.worker.send(answer(asked.properties.response_topic or "", 0))
+        (end,) = world.asker.receive_all()
+        assert end.payload == b"!", f"the asker got {end}"
+        world.unanswered.remove(end.properties.correlation_data or b"")
 
     # -- what is left ---------------------------------------------------------------------------------
 
@@ -202,11 +263,21 @@ class Fuzzer:
         world = self.world
         world.advance(1_000)
         broker = world.broker
+        for client_id in list(broker.requests.under_way):  # what may wait for years
+            world.connect(client_id, V5).drop()
+        broker.storage.set_limits(0, 0)
+        broker.storage.set_limits(LIMITS.stored_messages, LIMITS.stored_bytes)
+        world.settle()
+        world.worker.receive_all()
+        world.hear()
         dispatcher = broker.dispatcher
         left = {
-            "sessions": len(broker.registry.sessions) - 2,
-            "connected": broker.registry.connected - 2,
-            "subscriptions": broker.subscriptions.count - 1,
+            "sessions": len(broker.registry.sessions) - 4,
+            "connected": broker.registry.connected - 4,
+            "subscriptions": broker.subscriptions.count - 3,
+            "requests": broker.requests.count,
+            "stored": broker.storage.count + broker.requests.ends.count + broker.requests.line.count,
+            "requests without an end": len(world.unanswered),
             "timers": len(broker.timers._targets),
             "timer entries past 128": max(0, len(broker.timers._heap) - 128),
             "routes past the limit": max(0, len(broker.subscriptions.routes) - ROUTES),
@@ -239,11 +310,11 @@ class Fuzzer:
 # -- the states a connection can be in -------------------------------------------------------------------
 
 
-def _new(world: World, dice: Random) -> Peer:
+def _new(world: Stage, dice: Random) -> Peer:
     return world.open(dice.choice(VERSIONS))
 
 
-def _greeted_well(world: World, dice: Random) -> Peer:
+def _greeted_well(world: Stage, dice: Random) -> Peer:
     """A lawful CONNECT of the corpus, whatever it asks for."""
     version = dice.choice(VERSIONS)
     peer = world.open(version)
@@ -251,8 +322,8 @@ def _greeted_well(world: World, dice: Random) -> Peer:
     return peer
 
 
-def _connected(version: int) -> Callable[[World, Random], Peer]:
-    def connect(world: World, dice: Random) -> Peer:
+def _connected(version: int) -> Callable[[Stage, Random], Peer]:
+    def connect(world: Stage, dice: Random) -> Peer:
         fields = {}
         if version == V5:
             fields = dice.choice(
@@ -269,10 +340,10 @@ def _connected(version: int) -> Callable[[World, Random], Peer]:
     return connect
 
 
-def _in_flight(version: int) -> Callable[[World, Random], Peer]:
+def _in_flight(version: int) -> Callable[[Stage, Random], Peer]:
     """Messages unacknowledged both ways, and more waiting."""
 
-    def connect(world: World, dice: Random) -> Peer:
+    def connect(world: Stage, dice: Random) -> Peer:
         peer = world.open(version)
         filters = ["fuzz/#", "#"] if version < V5 else ["fuzz/#", "$share/g/fuzz/+", "+/+"]
         requests = tuple(SubscriptionRequest(f, 2) for f in filters)
@@ -289,7 +360,7 @@ def _in_flight(version: int) -> Callable[[World, Random], Peer]:
     return connect
 
 
-def _authenticating(world: World, dice: Random) -> Peer:
+def _authenticating(world: Stage, dice: Random) -> Peer:
     peer = world.open(V5)
     peer.send(connect_packet("fuzz-riddle", V5, authentication_method="riddle"))
     if dice.random() < 0.5:
@@ -298,20 +369,55 @@ def _authenticating(world: World, dice: Random) -> Peer:
     return peer
 
 
-def _authenticated(world: World, dice: Random) -> Peer:
+def _authenticated(world: Stage, dice: Random) -> Peer:
     peer = world.open(V5)
     peer.send(connect_packet("fuzz-riddle", V5, authentication_method="riddle", authentication_data=b"right"))
     return peer
 
 
-def _waiting_for_a_verdict(world: World, dice: Random) -> Peer:
+def _waiting_for_a_verdict(world: Stage, dice: Random) -> Peer:
     version = dice.choice(VERSIONS)
     peer = world.open(version)
     peer.send(connect_packet(f"slow-{dice.randrange(3)}", version))
     return peer
 
 
-STATES: Final[dict[str, Callable[[World, Random], Peer]]] = {
+def _serving(world: Stage, dice: Random) -> Peer:
+    """A service with requests in hand, and more that wait for it."""
+    fields = dice.choice(
+        ({}, {"topic_alias_maximum": 3, "maximum_packet_size": 200}, {"maximum_packet_size": 150})
+    )
+    peer = world.open(V5)
+    peer.send(connect_packet(f"fuzz-{dice.randrange(5)}", V5, keeps=dice.random() < 0.5, **fields))
+    offer = Properties(user_properties=(("polybus-service", dice.choice(("1", "2", "yes"))),))
+    peer.send(Subscribe(1, (SubscriptionRequest(JOBS),), offer))
+    for _ in range(dice.randint(1, 4)):
+        world.ask(dice.choice(("managed", "managed, waiting", "managed, priority")), JOBS)
+    return peer
+
+
+def _asking(world: Stage, dice: Random) -> Peer:
+    """A requester whose requests are in hand of a service, wait for one, or have just ended."""
+    fields = dice.choice(
+        (
+            {},
+            {"topic_alias_maximum": 3, "maximum_packet_size": 200},
+            {"maximum_packet_size": 100},
+            {"receive_maximum": 1},
+        )
+    )
+    peer = world.open(V5)
+    keeps, clean = dice.random() < 0.5, dice.random() < 0.5
+    peer.send(connect_packet(f"fuzz-{dice.randrange(5)}", V5, keeps=keeps, clean_start=clean, **fields))
+    if dice.random() < 0.8:
+        peer.send(Subscribe(1, (SubscriptionRequest(ENDS, dice.randint(0, 2)),)))
+    for _ in range(dice.randint(1, 4)):
+        how = dice.choice(("managed", "managed, waiting", "managed, priority"))
+        peer.send(request(how, topic=dice.choice((WORKERS_JOBS, WORKERS_JOBS, "fuzz/nobody")), qos=0))
+    return peer
+
+
+STATES: Final[dict[str, Callable[[Stage, Random], Peer]]] = {
     "new": _new,
     "greeted": _greeted_well,
     "connected 3.1": _connected(V31),
@@ -322,6 +428,8 @@ STATES: Final[dict[str, Callable[[World, Random], Peer]]] = {
     "authenticating": _authenticating,
     "authenticated": _authenticated,
     "waiting for a verdict": _waiting_for_a_verdict,
+    "serving": _serving,
+    "asking": _asking,
 }
 
 
@@ -343,15 +451,47 @@ def _pieces(dice: Random, stream: bytes) -> Iterator[bytes]:
 
 def _check_answers(peer: Peer) -> None:
     """Whole packets that a server may send, in the version of the connection, and lawful."""
-    data = peer.port.take()
     version = peer.link.version
+    aliases: set[int] = set()
+    for packet in _packets(peer.port.take(), version):
+        assert isinstance(packet, SERVER_PACKETS), packet
+        assert encode(packet, version), packet
+        if isinstance(packet, Publish) and (alias := packet.properties.topic_alias) is not None:
+            assert packet.topic or alias in aliases, f"an alias nobody introduced: {packet}"
+            aliases.add(alias)
+
+
+def _packets(data: bytes, version: int) -> Iterator[Packet]:
     pos = 0
     while (frame := next_frame(data, pos, NO_LIMIT)) is not None:
         first_byte, start, pos = frame
-        packet = decode(first_byte, data[start:pos], version)
-        assert isinstance(packet, SERVER_PACKETS), packet
-        assert encode(packet, version), packet
+        yield decode(first_byte, data[start:pos], version)
     assert pos == len(data), f"stopped within a packet: {data[pos:].hex()}"
+
+
+def _own_packets(peer: Peer) -> list[bytes]:
+    """What only this connection can say now: answers to what it was asked, and cancels of what it asked."""
+    session = peer.link.session
+    if session is None or peer.version != V5:
+        return []
+    received = [p for p in _packets(bytes(peer.port.sent), V5) if isinstance(p, Publish)]
+    topics = {p.properties.response_topic or "" for p in received}
+    packets = [
+        answer(topic, qos, status)
+        for topic in sorted(topics)
+        if topic.startswith("$polybus/answers/")
+        for qos in (0, 1, 2)
+        for status in ("", "error")
+    ]
+    asked = peer.world.broker.requests.under_way.get(session.client_id, {}).values()
+    packets += [request("cancel", b"", topic=r.topic) for r in asked]
+    return [encode(packet, V5) for packet in packets]
+
+
+def _check_requests(broker: Broker) -> None:
+    stored = [s for rank in broker.storage._ranks for s in rank]
+    if not any(s.message.topic.startswith("$") for s in stored):  # which no one walk through the topics finds
+        check_requests(broker)
 
 
 def _blocks() -> int:

@@ -3,6 +3,9 @@
 import pytest
 
 from polybus.broker.dispatch import Dispatcher
+from polybus.broker.lifecycle import RequestState
+from polybus.broker.message import Delivery
+from polybus.broker.requests import Request
 from polybus.session.mqtt import MqttLink
 from tests.fuzz.fuzzer import STATES, Failure, Fuzzer
 
@@ -29,6 +32,19 @@ def test_it_notices_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MqttLink, "_on_pubrel", explode)
     with pytest.raises(Failure, match=r"seed 3, case \d+"):
         Fuzzer(seed=3).run(1_000)
+
+
+def test_it_notices_a_requester_that_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = MqttLink.outcome
+
+    def forget(self: MqttLink, request: Request, now: float) -> Delivery | None:
+        is_canceled = request.state is RequestState.CANCELED or request.reason == "no answer in time"
+        return None if is_canceled else outcome(self, request, now)
+
+    monkeypatch.setattr(MqttLink, "outcome", forget)
+    with pytest.raises(Failure, match=r"seed 3, case \d+") as failure:
+        Fuzzer(seed=3).run(1_000)
+    assert "requests without an end" in str(failure.value.__cause__)
 
 
 def test_it_notices_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ class Peer(Wire):
         self.version = version
         self.inbox: list[Packet] = []
         self._partial = b""
-        self._ids = itertools.cycle(range(1, 65_536))
+        self._ids = itertools.count()  # a cycle would remember all it gave
 
     # -- to the broker ------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Peer(Wire):
         return self
 
     def new_id(self) -> int:
-        return next(self._ids)
+        return next(self._ids) % 65_535 + 1
 
     def subscribe(self, *filters: str, qos: int = 0, identifier: int = 0, **options: Any) -> tuple[int, ...]:
         requests = tuple(SubscriptionRequest(f, qos, **options) for f in filters)
