@@ -120,7 +120,6 @@ def test_whoever_wants_no_reason_strings_gets_none() -> None:
     assert asker.packets() == [Disconnect(code)]
 
 
-@pytest.mark.xfail(reason="[MQTT-3.4.2-2] the reason string is to be left out", strict=True)
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_reason_that_is_too_long_for_the_client_is_left_out(qos: int) -> None:
     world = World()
@@ -128,7 +127,13 @@ def test_a_reason_that_is_too_long_for_the_client_is_left_out(qos: int) -> None:
     asker.send(Publish(JOBS, b"", qos, packet_id=1, properties=said("nonsense")))
     code = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
     assert asker.packets() == [(PubAck if qos == 1 else PubRec)(1, code)]
-    assert serve(asker, JOBS, "none") == SubAck(1, (code,))
+
+
+@pytest.mark.xfail(reason="[MQTT-3.9.2-1] the connection ends instead", strict=True)
+def test_a_reason_that_is_too_long_for_the_client_is_left_out_of_suback() -> None:
+    world = World()
+    asker = world.connect("asker", V5, maximum_packet_size=40)
+    assert serve(asker, JOBS, "none") == SubAck(1, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,))
 
 
 def test_a_response_topic_with_too_many_levels() -> None:
@@ -140,7 +145,7 @@ def test_a_response_topic_with_too_many_levels() -> None:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("is_error", [False, True])
-@pytest.mark.parametrize("whose", ["nobody's", "someone else's", "its own twice", "nonsense", "a stranger's"])
+@pytest.mark.parametrize("whose", ["nobody's", "someone else's", "its own twice", "nonsense"])
 def test_answers_that_are_refused(whose: str, is_error: bool, qos: int) -> None:
     """To whom it may concern: the request and its requester notice nothing."""
     world = World()
@@ -152,9 +157,7 @@ def test_answers_that_are_refused(whose: str, is_error: bool, qos: int) -> None:
     topic = request.properties.response_topic
     assert topic is not None
     if whose == "nobody's":
-        topic = requests.answer_topic("asker", 77)
-    elif whose == "a stranger's":
-        topic = requests.answer_topic("stranger", 1)
+        topic = requests.ANSWERS + "7777"
     elif whose == "nonsense":
         topic = requests.ANSWERS + "00zz/nonsense"
     elif whose == "its own twice":
@@ -170,7 +173,7 @@ def test_answers_that_are_refused(whose: str, is_error: bool, qos: int) -> None:
         assert ends(asker) == []
         answer(worker, request)
     assert ends(asker) == [("answered", b"!")]
-    assert world.broker.stats.answers_rejected == (0 if whose == "nonsense" else 1)
+    assert world.broker.stats.answers_rejected == 1
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -299,7 +302,6 @@ def test_priority_requests_wait_first_in_line() -> None:
     assert served == [b"in hand", b"1", b"3", b"0", b"2"]
 
 
-@pytest.mark.xfail(reason="ends that wait are told in the order they came", strict=True)
 def test_priority_ends_go_first_to_a_client_that_reads_slowly() -> None:
     world = World()
     asker, worker = requester(world), service(world, takes="4")
@@ -405,7 +407,7 @@ def test_mqtt_3_1_1_can_neither_ask_nor_serve() -> None:
     ask(asker, how="managed, waiting")
     old.subscribe(JOBS)
     assert old.packets() == []
-    old.send(Publish(requests.answer_topic("asker", 2), b"!", 1, packet_id=1))
+    old.send(Publish(requests.ANSWERS + "2", b"!", 1, packet_id=1))
     assert old.packets() == [PubAck(1)], "it cannot be told that nobody asked"
     assert ends(asker) == []
 

@@ -487,7 +487,6 @@ def test_who_unsubscribed_gets_no_more_requests() -> None:
     assert worker.payloads() == []
 
 
-@pytest.mark.xfail(reason="an instance that was removed is still served", strict=True)
 def test_who_subscribes_anew_without_the_property_serves_no_more() -> None:
     world = World()
     asker, worker = requester(world), service(world)
