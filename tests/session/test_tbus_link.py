@@ -277,6 +277,17 @@ def test_concurrency(say: Say) -> None:
     assert service.heard().count(b"q") == 1
 
 
+def test_who_takes_no_requests_just_watches(say: Say) -> None:
+    world = World()
+    watcher = connect(world, "w")
+    say(watcher, "80 08 0001 01 '#' 03 44 0000")
+    assert watcher.heard() == wire("90 05 0001 00 0000")
+    client = connect(world, "c")
+    client.say(request("add", b"q", 1), message("add", b"m"))
+    assert watcher.heard() == wire(message("add", b"m"))
+    assert reqacks(client) == [(1, 12)]
+
+
 def test_without_concurrency_the_rules_hold() -> None:
     world = World()
     service = connect(world, "s")

@@ -131,7 +131,6 @@ VIOLATIONS = {
     "SUBSCRIBE with packet id 0": "80 04 0000 01 't'",
     "SUBSCRIBE without a filter": "80 02 0001",
     "SUBSCRIBE with a filter of U+0000": "80 04 0001 01 00",
-    "SUBSCRIBE with Concurrency 0": "80 08 0001 01 't' 03 44 0000",
     "UNSUBSCRIBE with properties": "a0 05 0001 01 't' 00",
     "a DISCONNECT of no reason": "e0 02 0001",
     "BULK in BULK": "60 06 60 04 30 04 01 't'",

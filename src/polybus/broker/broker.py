@@ -100,6 +100,8 @@ class Broker:
         self.partial_bytes = 0
         """What links have read of packets that are not whole yet."""
         self._turns: list[Link] = []
+        self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
+        """Someone wants an event for every message; asked once a tick."""
         self._budget_logged_at = -LOG_AGAIN_S
 
     # -- the tick ---------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class Broker:
         self._pending_bytes = 0
         self.now = self.dispatcher.now = self._ticked_at = now
         self.stats.ticks += 1
+        self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
         try:
             self.drain()
             if self.awaiting:
@@ -172,7 +175,7 @@ class Broker:
                 self.dispatcher.deliver_tracked_run(plan, item)
             else:
                 self.dispatcher.deliver_run(plan, item)
-            if events.are_wanted(events.MESSAGE_DELIVERED):
+            if self._tells_messages:
                 _emit_each(events.MESSAGE_DELIVERED, item.messages())
             return
         if item.retain and not self.retained.store(item):
@@ -183,7 +186,7 @@ class Broker:
             self._store(item)
             return
         self.dispatcher.deliver(plan, item)
-        if events.are_wanted(events.MESSAGE_DELIVERED):
+        if self._tells_messages:
             _emit_each(events.MESSAGE_DELIVERED, [item])
 
     def _collect_wills(self) -> None:
@@ -297,7 +300,7 @@ class Broker:
         subscriptions drains the lanes first."""
         self.stats.messages_received += 1
         route.messages += 1
-        if events.are_wanted(events.MESSAGE_RECEIVED):
+        if self._tells_messages:
             _emit_each(events.MESSAGE_RECEIVED, [message])
         if route.control is not None:
             self._control(route, message)
@@ -364,7 +367,7 @@ class Broker:
 
     def publish_run(self, plan: Plan, run: Run) -> None:
         self.stats.messages_received += run.count
-        if events.are_wanted(events.MESSAGE_RECEIVED):
+        if self._tells_messages:
             _emit_each(events.MESSAGE_RECEIVED, run.messages())
         self._regular.append((plan, run))
         self._grow(len(run.wire))

@@ -311,10 +311,25 @@ class Requests:
         self.reject(session, reason, requester=client_id, packet_id=packet_id)
         return None
 
-    def reject(self, session: Session, reason: str, **about: object) -> None:
+    def reject(
+        self,
+        session: Session,
+        reason: str,
+        *,
+        requester: str | None = None,
+        packet_id: int | None = None,
+        topic: str | None = None,
+    ) -> None:
         """An answer that has no request."""
         self._stats.answers_rejected += 1
-        emit(events.ANSWER_REJECTED, client_id=session.client_id, reason=reason, **about)
+        emit(
+            events.ANSWER_REJECTED,
+            client_id=session.client_id,
+            topic=topic,
+            requester=requester,
+            packet_id=packet_id,
+            reason=reason,
+        )
 
     # -- giving out -----------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class StreamLink(Intake):
     __slots__ = (
         "_keep_alive_s",
         "_timer",
+        "_was_told_off",
         "agreed",
         "certificate_name",
         "client_id",
@@ -72,6 +73,7 @@ class StreamLink(Intake):
         """The limits this client was told; those that concern it alone do not change under it."""
         self.permissions: dict[str, bool] | None = None
         self._keep_alive_s = 0
+        self._was_told_off = False
         self._timer = broker.timers.schedule(now + broker.limits.connect_timeout_s, self)
 
     # -- what a protocol adds ------------------------------------------------------------------
@@ -178,6 +180,10 @@ class StreamLink(Intake):
 
     def may_publish(self, topic: str) -> bool:
         if topic.startswith(RESERVED):
+            if not self._was_told_off:  # once: it may go on for ever
+                self._was_told_off = True
+                why = "a topic of the broker's own"
+                emit(events.NOT_AUTHORIZED, client_id=self.client_id, topic=topic, reason=why)
             return False
         permissions = self.permissions
         if permissions is None:

@@ -133,7 +133,7 @@ REFUSED: list[tuple[Packet, str]] = [
     (Bulk(encode(Bulk(encode(PingReq())))), "BULK: BULK is not allowed inside"),
     (Subscribe(0, "a"), "SUBSCRIBE: packetId is 0"),
     (Subscribe(1, "a\0"), "SUBSCRIBE: topicFilter contains U+0000"),
-    (Subscribe(1, "a", 0), "SUBSCRIBE: Concurrency is 0"),
+    (Subscribe(1, "a", 65_536), "SUBSCRIBE: Concurrency is 65536"),
     (SubAck(0), "SUBACK: packetId is 0"),
     (SubAck(1, 17), "SUBACK: reason is 17"),  # type: ignore[arg-type]
     (Unsubscribe(0, "a"), "UNSUBSCRIBE: packetId is 0"),

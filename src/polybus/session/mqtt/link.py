@@ -200,7 +200,10 @@ class MqttLink(MqttReader):
         )
         self._reply(ConnAck(0, present, properties))  # [MQTT-3.2.0-1] before anything that waited
         self.broker.greeted(session)
-        emit(events.CLIENT_CONNECTED, client_id=self.client_id, peer=self.peer, version=self.version)
+        emit(
+            events.CLIENT_CONNECTED,
+            client_id=self.client_id, peer=self.peer, protocol="mqtt", version=self.version,
+        )  # fmt: skip
 
     # -- enhanced authentication (5.0 section 4.12) -------------------------------------------------
 
@@ -364,13 +367,11 @@ class MqttLink(MqttReader):
             code = error.reason_code
             if error.text and self._says_why:
                 properties = Properties(reason_string=error.text)
-        kind = PubAck if packet.qos == 1 else PubRec
         if packet.qos == 1:
             self.unacknowledged += 1
-        reply = kind(packet.packet_id, code, properties)
-        if self._max_packet_size is not None and len(encode(reply, self.version)) > self._max_packet_size:
-            reply = kind(packet.packet_id, code)  # [MQTT-3.4.2-2], [MQTT-3.5.2-2]
-        self._acknowledge(reply)
+            self._acknowledge(PubAck(packet.packet_id, code, properties))
+        else:
+            self._acknowledge(PubRec(packet.packet_id, code, properties))
 
     def _on_pubrel(self, packet: PubRel, session: Session) -> None:
         known = session.received is not None and packet.packet_id in session.received
@@ -517,11 +518,14 @@ class MqttLink(MqttReader):
 
     def _frame(self, packet: Packet) -> bytes:
         frame = encode(packet, self.version)
-        if self._max_packet_size is not None and len(frame) > self._max_packet_size:
-            raise PeerError(
-                ReasonCode.PACKET_TOO_LARGE, "the answer is larger than the client takes", "MQTT-3.1.2-24"
-            )
-        return frame
+        limit = self._max_packet_size
+        if limit is None or len(frame) <= limit:
+            return frame
+        if isinstance(packet, PubAck | PubRec | SubAck) and packet.properties is not NO_PROPERTIES:
+            return self._frame(msgspec.structs.replace(packet, properties=NO_PROPERTIES))  # [MQTT-3.4.2-2]
+        raise PeerError(
+            ReasonCode.PACKET_TOO_LARGE, "the answer is larger than the client takes", "MQTT-3.1.2-24"
+        )
 
     def encode_again(self, packet_id: int, delivery: Delivery | None, now: float) -> bytes | None:
         if delivery is None:

@@ -241,6 +241,8 @@ class TbusLink(TbusReader):
         return encode(ReqAck(request.packet_id, RequestState.CANCELED, request.client_id, request.topic))
 
     def outcome(self, request: Request, now: float) -> bytes | None:
+        if request.message.properties.response_topic is not None:
+            return None  # it asked by MQTT, with a packet id it does not know
         if request.is_answered:
             priority = request.message.priority
             parts = encode_answer(request.answer or b"", priority, request.client_id, request.packet_id)

@@ -120,7 +120,7 @@ PROPERTIES: Final[Mapping[int, PropertySpec]] = {
     0x41: PropertySpec("RequestState", "state", Number(1, meanings=RequestState), _REQACK),
     0x42: PropertySpec("TopicName", "topic", TOPIC, _MSGACK | _REQACK),
     0x43: PropertySpec("MessageId", "message_id", ID, _MSGACK),
-    0x44: PropertySpec("Concurrency", "concurrency", ID, _SUBSCRIBE),
+    0x44: PropertySpec("Concurrency", "concurrency", U16, _SUBSCRIBE),
     0x45: PropertySpec("BulkLimit", "bulk_limit", U32, _CONNECT),
     0x46: PropertySpec("UserName", "user_name", ANY_TEXT, _CONNECT),
 }
