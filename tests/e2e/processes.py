@@ -61,7 +61,7 @@ class Served:
             f'private_key = "{self.certificates.key("server")}"\n'
         )
         keys = {"tls": f"port = 0\n{tls}", "wss": f"port = 0\n{tls}", "unix": f'path = "{self.socket_path}"\n'}
-        listeners = [f'[[listener]]\nkind = "{kind}"\n{keys.get(kind, "port = 0")}\n' for kind in self._kinds]
+        listeners = [f"[[listener]]\n{_kind(kind)}\n{keys.get(kind, 'port = 0')}\n" for kind in self._kinds]
         self.config_path.write_text("".join(listeners) + text)
 
     def __enter__(self) -> Self:
@@ -135,6 +135,10 @@ class Served:
         assert self.process.poll() is None, self.log
         assert "Traceback" not in self.log, self.log
         assert not re.search(r"^\S+ (ERROR|FATAL)", self.log, re.M), self.log
+
+
+def _kind(kind: str) -> str:
+    return 'protocol = "tbus"' if kind == "tbus" else f'kind = "{kind}"'
 
 
 class Program:
