@@ -129,7 +129,6 @@ def test_a_reason_that_is_too_long_for_the_client_is_left_out(qos: int) -> None:
     assert asker.packets() == [(PubAck if qos == 1 else PubRec)(1, code)]
 
 
-@pytest.mark.xfail(reason="[MQTT-3.9.2-1] the connection ends instead", strict=True)
 def test_a_reason_that_is_too_long_for_the_client_is_left_out_of_suback() -> None:
     world = World()
     asker = world.connect("asker", V5, maximum_packet_size=40)
