@@ -160,6 +160,37 @@ def test_everything_one_instance_had_goes_to_others() -> None:
     bus.check()
 
 
+def test_who_came_first_is_first_in_line_wherever_it_waited() -> None:
+    """In storage while there was no service, in line while it was busy, with one that went away."""
+    bus = Bus()
+    asker = bus.join("a")
+    asker.request("x", b"x", timeout_s=100)
+    busy = bus.service("busy", "t")
+    for n in range(2):
+        asker.request("t", b"t%d" % n, timeout_s=100)
+    asker.request("x", b"urgent x", timeout_s=100, priority=True)
+    asker.request("t", b"urgent t", timeout_s=100, priority=True)
+    assert busy.asked() == [b"t0"]
+    service = bus.service("s", "#")
+    busy.drop()
+    got = []
+    while asked := service.take(Asked):
+        got.append(asked[0].payload)
+        assert service.answer(asked[0])
+        bus.check()
+    assert got == [b"urgent x", b"urgent t", b"x", b"t0", b"t1"]
+
+
+def test_priority_goes_first_to_another_instance_too() -> None:
+    bus = Bus()
+    first, asker = bus.service("f", "t", at_once=2), bus.join("a")
+    asker.request("t", b"regular")
+    asker.request("t", b"urgent", priority=True)
+    second = bus.service("s", "t")
+    first.drop()
+    assert second.asked() == [b"urgent"]
+
+
 def test_an_answer_and_a_disconnect_in_one_read() -> None:
     bus = Bus()
     first, second, asker = bus.service("f", "t"), bus.service("s", "t"), bus.join("a")

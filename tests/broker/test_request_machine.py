@@ -85,8 +85,6 @@ class Case(msgspec.Struct):
 
     request: Watched
     told: list[End] = []
-    place: int = 0
-    """In the line of those that wait."""
     is_handed_on: bool = False
     """From one instance to another, without waiting."""
     ended_at: float = 0.0
@@ -145,7 +143,6 @@ class Life(RuleBasedStateMachine):
         self.bus = Bus()
         self.number = 0
         self.packet_ids = Counter[str]()
-        self.places = 0
         self.max_ends = 0
 
     def teardown(self) -> None:
@@ -460,10 +457,6 @@ class Life(RuleBasedStateMachine):
         """Each end has a cause."""
         case = self.cases[request.serial]
         now = self.bus.broker.dispatcher.now
-        if state is RequestState.STORED:
-            self.places += 1
-            # Who was served before is before those who were not.
-            case.place = -self.places if before is RequestState.DELIVERED else self.places
         case.is_handed_on = before is state is RequestState.DELIVERED
         if state not in ENDS:
             return
@@ -516,9 +509,7 @@ class Life(RuleBasedStateMachine):
                 and self._is_able(instance, other)
                 and self._has_room(instance, other, besides=request)
             ):
-                line = self.cases[request.serial].place or self.places + 1
-                is_first = (not request.message.priority, line) < (not other.message.priority, case.place)
-                assert is_first, "someone else was first in line"
+                assert _turn(request) < _turn(other), "someone else is first in line"
 
     def _look(self, client: Client) -> None:
         """See what was made for its connection since the last time."""
@@ -676,6 +667,11 @@ class Life(RuleBasedStateMachine):
         """Those who are there."""
         there = [client for client in self.clients.values() if client.peer is not None]
         return [client for client in there if any(matches(path, topic) for path in client.filters)]
+
+
+def _turn(request: Request) -> tuple[bool, int]:
+    """Priority first, then whoever came first."""
+    return not request.message.priority, request.serial
 
 
 TestLife = Life.TestCase

@@ -233,16 +233,29 @@ def test_topics_may_be_left_out() -> None:
     assert sorted(asked) == ["a", "b", "c"], "once for each topic where something waits"
 
 
-def test_who_is_stored_again_goes_to_the_end_of_the_line() -> None:
-    shop = Shop(2)
-    first, second = entry(name=b"1"), entry(name=b"2")
-    shop.storage.put(first)
-    shop.storage.put(second)
-    shop.storage.take(first)
-    shop.storage.put(first)
-    assert list(shop.storage.matching(Kind.MESSAGE, "t")) == [second, first]
-    shop.storage.put(entry())
-    assert shop.victims == [second]
+@pytest.mark.parametrize("order", list(permutations((1, 2, 3, 4))), ids=lambda order: "".join(map(str, order)))
+def test_who_has_a_place_in_line_gets_it(order: tuple[int, ...]) -> None:
+    """Whenever it is put there; the victims are still those that have been there for the longest time."""
+    shop = Shop(4)
+    entries = {n: entry(Kind.REQUEST, topic=f"t/{n % 2}") for n in order}
+    for n in order:
+        entries[n].order = n
+        assert shop.storage.put(entries[n])
+    assert list(shop.storage.matching(Kind.REQUEST, "t/+")) == [entries[n] for n in (1, 2, 3, 4)]
+    assert list(shop.storage.matching(Kind.REQUEST, "t/0")) == [entries[n] for n in (2, 4)]
+    shop.storage.put(entry(Kind.REQUEST))
+    assert shop.victims == [entries[order[0]]]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 100), unique=True))
+def test_a_line_is_always_in_order(order: list[int]) -> None:
+    shop = Shop()
+    for n in order:
+        each = entry(Kind.REQUEST)
+        each.order = n
+        shop.storage.put(each)
+    assert [s.order for s in shop.storage.matching(Kind.REQUEST, "t")] == sorted(order)
 
 
 # -- books -------------------------------------------------------------------------------------------

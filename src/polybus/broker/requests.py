@@ -419,14 +419,14 @@ class Requests:
     def _store(self, request: Request, storage: Storage) -> None:
         stored = request.stored
         if stored is None:
-            size = request.message.size_bytes()
-            stored = Stored(Kind.REQUEST, request.message, request, size, self._dispatcher.now)
+            size, now = request.message.size_bytes(), self._dispatcher.now
+            # Who came first is first in line, also after it lost its instance.
+            stored = Stored(Kind.REQUEST, request.message, request, size, now, request.serial)
         elif stored.home is storage:
             return
         else:
             self._unstore(request, stored)
-        # Who was served before and lost its instance is before those who were not.
-        if not storage.put(stored, first=request.state is RequestState.DELIVERED):
+        if not storage.put(stored):
             self._end(request, RequestEvent.DELETE, NO_ROOM)
             return
         request.stored = stored
@@ -483,11 +483,13 @@ class Requests:
     def session_is_ready(self, session: Session) -> None:
         """It connected, or its link has room again: it may serve, and be told."""
         if session.instances:
-            for instance in list(session.instances.values()):
+            instances = list(session.instances.values())
+            for instance in instances:
                 for stored in list(self._storage.matching(Kind.REQUEST, instance.path)):
                     request = stored.request
                     if request is not None and request.state is RequestState.STORED:
-                        self._give_out(request, self._desk(request.topic))
+                        self._wait_or_end(request, self._desk(request.topic))
+            for instance in instances:
                 self.serve_next(instance)
         self.tell_waiting(session)
 
@@ -496,9 +498,8 @@ class Requests:
         lost = [r for r in (session.in_hand or {}).values() if r.state is RequestState.DELIVERED]
         for request in lost:
             self._leave_instance(request)
-        left = [request for request in lost if not self._hand_out(request, self._desk(request.topic))]
-        for request in reversed(left):  # each is put before those that wait: the oldest is first in the end
-            self._wait_or_end(request, self._desk(request.topic))
+        for request in sorted(lost, key=_turn):
+            self._give_out(request, self._desk(request.topic))
 
     def instance_left(self, instance: Instance) -> None:
         """It is not connected, or no longer subscribed. What it has in hand it may still answer."""
@@ -730,6 +731,10 @@ class Requests:
             duration_s=round(self._dispatcher.now - request.created_at, 6),
             reason=request.reason or None,
         )
+
+
+def _turn(request: Request) -> tuple[bool, int]:
+    return not request.message.priority, request.serial
 
 
 def _urgency(stored: Stored) -> int:

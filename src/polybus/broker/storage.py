@@ -44,7 +44,13 @@ class Stored:
     )
 
     def __init__(
-        self, kind: Kind, message: Message, request: "Request | None", size_bytes: int, since: float
+        self,
+        kind: Kind,
+        message: Message,
+        request: "Request | None",
+        size_bytes: int,
+        since: float,
+        order: int = 0,
     ) -> None:
         self.kind = kind
         self.message = message
@@ -52,7 +58,8 @@ class Stored:
         self.rank = (0 if request is None else 2) + message.priority
         self.size_bytes = size_bytes
         self.since = since
-        self.order = 0
+        self.order = order
+        """Its place in line; 0: behind what is there."""
         self.home: Storage | None = None
         """Where it is."""
         self.handle = 0
@@ -116,8 +123,8 @@ class Storage:
 
     # -- in -----------------------------------------------------------------------------------------
 
-    def put(self, stored: Stored, *, first: bool = False) -> bool:
-        """Last in its line, or first. False: there is no room, and nothing of less worth."""
+    def put(self, stored: Stored) -> bool:
+        """False: there is no room, and nothing of less worth."""
         if not self._enter(stored):
             return False
         if stored.kind is Kind.OUTCOME:
@@ -128,11 +135,7 @@ class Storage:
             if shelf is None:
                 shelf = Shelf(topic)
                 self._shelves.put(topic, shelf)
-            line = shelf.entries(stored.kind, stored.message.priority)
-            line[stored] = None
-            if first:
-                stored.order = -stored.order
-                line.move_to_end(stored, last=False)
+            _line_up(shelf.entries(stored.kind, stored.message.priority), stored)
         return True
 
     def _enter(self, stored: Stored) -> bool:
@@ -148,7 +151,7 @@ class Storage:
         self.count += 1
         self.counts[stored.kind] += 1
         self._order += 1
-        stored.order = self._order
+        stored.order = stored.order or self._order
         self._ranks[rank][stored] = None
         self._rank_bytes[rank] += stored.size_bytes
         self.size_bytes += stored.size_bytes
@@ -186,7 +189,7 @@ class Storage:
     def matching(
         self, kind: Kind, path: str, is_wanted: Callable[[str], bool] = lambda topic: True
     ) -> Iterator[Stored]:
-        """Priority first, and each in the order in which they came, of the topics that are wanted.
+        """Priority first, and each in its order, of the topics that are wanted.
 
         Take none while this is being read.
         """
@@ -202,6 +205,18 @@ class Storage:
 
     def outcomes_of(self, client_id: str) -> list[Stored]:
         return list(self._outcomes.get(client_id, ()))
+
+
+def _line_up(entries: Entries, stored: Stored) -> None:
+    """Almost always it is the last, and else nearly always the first."""
+    is_last = not entries or next(reversed(entries)).order < stored.order
+    is_first = not is_last and stored.order < next(iter(entries)).order
+    entries[stored] = None
+    if is_first:
+        entries.move_to_end(stored, last=False)
+    elif not is_last:
+        for behind in [other for other in entries if other.order > stored.order]:
+            entries.move_to_end(behind)
 
 
 def _order(stored: Stored) -> int:
