@@ -12,7 +12,7 @@ from typing import Final
 
 log = logging.getLogger("polybus.net")
 
-ACCEPTS_A_TURN: Final = 2
+ACCEPTS_A_TURN: Final = 1
 """Connections accepted before others get their turn. Each costs some hundred microseconds until its client
 is greeted, and that is what a message under way may have to wait."""
 PAUSE_S: Final = 1.0
