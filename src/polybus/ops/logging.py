@@ -17,6 +17,7 @@ import logging.handlers
 import re
 import sys
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -129,8 +130,12 @@ def _replace(logger: logging.Logger, handler: logging.Handler | None) -> None:
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{whole}.{int(record.msecs):03d}Z"
+    return f"{_whole_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _whole_second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
@@ -146,4 +151,6 @@ def _as_word(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
+    if text.isprintable():  # nothing unsafe is
+        return text
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
