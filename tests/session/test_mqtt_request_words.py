@@ -1,5 +1,6 @@
 """User properties of MQTT 5.0 that the broker knows, and what it refuses: docs/requests.md."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from polybus.session.mqtt import requests
 from polybus.wire.mqtt.packets import (
     V5,
     V311,
+    ConnAck,
     Disconnect,
     Properties,
     PubAck,
@@ -21,6 +23,7 @@ from polybus.wire.mqtt.packets import (
     SubAck,
     Subscribe,
     SubscriptionRequest,
+    Will,
 )
 from tests.session.asking import (
     ANSWERS,
@@ -37,7 +40,7 @@ from tests.session.asking import (
     serve,
     service,
 )
-from tests.session.harness import World
+from tests.session.harness import World, connect_packet
 
 # -- what is refused ------------------------------------------------------------------------------------
 
@@ -505,3 +508,43 @@ def test_where_the_answer_is_to_go_needs_leave_to_subscribe() -> None:
     assert asker.subscribe("answers/forbidden") == (ReasonCode.NOT_AUTHORIZED,)
     ask(asker, response_topic="answers/forbidden")
     assert asker.take(Publish) == []
+
+
+def will(*pairs: tuple[str, str]) -> Will:
+    return Will("t", b"gone", properties=Properties(user_properties=pairs, response_topic=ANSWERS))
+
+
+@pytest.mark.parametrize("how", ["managed", "cancel", "nonsense"])
+def test_a_will_cannot_be_a_request(how: str) -> None:
+    world = World()
+    peer = world.open(V5)
+    peer.send(connect_packet("asker", V5, will=will(("polybus-request", how))))
+    assert [p.reason_code for p in peer.take(ConnAck)] == [ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR]
+    assert peer.is_closed
+
+
+def test_a_will_may_wait() -> None:
+    world = World()
+    world.connect("asker", V5, will=will(("polybus-message", "waiting, priority"))).drop()
+    watcher = world.connect("watcher")
+    watcher.subscribe("t")
+    assert watcher.payloads() == [b"gone"]
+
+
+def test_a_refusal_with_its_reason_is_one_acknowledgement() -> None:
+    """Of three publishes that wait for the commit; the receive maximum counts them."""
+    waiting: list[Callable[[], None]] = []
+
+    class LaterJournal:
+        def commit(self, done: Callable[[], None]) -> None:
+            waiting.append(done)
+
+    world = World(journal=LaterJournal())
+    peer = world.connect("asker", V5)
+    ask(peer, how="nonsense")
+    world.settle()
+    first = waiting.pop()
+    peer.publish("t", b"1", b"2", qos=1)
+    assert peer.link.unacknowledged == 3
+    first()
+    assert peer.link.unacknowledged == 2

@@ -7,6 +7,7 @@ from polybus.broker.message import Message
 from polybus.broker.sessions import Will
 from polybus.broker.topics import InvalidTopic, check_topic_name
 from polybus.errors import PeerError
+from polybus.session.mqtt import requests
 from polybus.session.mqtt.encoding import message_properties
 from polybus.session.mqtt.options import MqttOptions
 from polybus.wire.mqtt.packets import V5, Connect, ConnectReturnCode, Properties, ReasonCode
@@ -82,12 +83,25 @@ def _will(connect: Connect, client_id: str, limits: Limits) -> Will | None:
         check_topic_name(will.topic, limits.topic_levels, limits.topic_bytes)
     except InvalidTopic as error:
         raise PeerError(ReasonCode.TOPIC_NAME_INVALID, f"will: {error}", "MQTT-3.1.3-11") from error
+    wishes = _wishes(will.properties)
     message = Message(
         will.topic,
         will.payload,
         will.qos,
         will.retain,
+        wishes.priority,
         properties=message_properties(will.properties),
         origin=client_id,
+        waits=wishes.waiting,
     )
     return Will(message, will.properties.will_delay_s or 0, will.properties.message_expiry_s)
+
+
+def _wishes(said: Properties) -> requests.Wishes:
+    try:
+        wishes = requests.wishes(said)
+    except requests.Unwelcome as error:
+        raise PeerError(error.reason_code, f"will: {error.text}", "MQ-05") from error
+    if wishes.managed or wishes.cancel:
+        raise PeerError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a will cannot be a request", "MQ-05")
+    return wishes

@@ -318,7 +318,7 @@ class MqttReader(StreamLink):
     def released(self, acknowledgements: list[bytes]) -> None:
         if self.unacknowledged:
             # The PUBACKs of a run are one piece, of four bytes each.
-            pubacks = sum(len(a) >> 2 for a in acknowledgements if a[0] == PUBACK)
+            pubacks = sum(len(a) >> 2 if a[1] == 2 else 1 for a in acknowledgements if a[0] == PUBACK)
             self.unacknowledged = max(0, self.unacknowledged - pubacks)
         self.check_backlog()
 
