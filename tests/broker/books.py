@@ -2,7 +2,7 @@
 
 from polybus.broker.broker import Broker
 from polybus.broker.lifecycle import ENDS, RequestState
-from polybus.broker.requests import Request
+from polybus.broker.request import Request
 from polybus.broker.services import Instance
 from polybus.broker.storage import Kind, Storage, Stored
 

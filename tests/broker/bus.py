@@ -23,7 +23,7 @@ from polybus.broker.lifecycle import ENDS, RequestState
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
 from polybus.broker.message import Delivery, Message, Run
-from polybus.broker.requests import Request
+from polybus.broker.request import Request
 from polybus.broker.services import AS_THE_RULE_SAYS
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Plan

@@ -4,6 +4,7 @@ import pytest
 
 from polybus.broker.lifecycle import RequestState
 from polybus.broker.services import ServiceRule
+from polybus.broker.storage import Storage
 from tests.broker.bus import Asked, Bus, Stop, one
 
 LATE = ServiceRule(answer_within_s=10.0)
@@ -351,3 +352,60 @@ def test_nobody_is_given_what_has_no_time_left() -> None:
     assert [type(f) for f in service.frames()] == [Asked, Stop]
     assert asker.ends() == [("TIMED_OUT", b"")] * 2
     bus.check_empty()
+
+
+# -- many that wait -------------------------------------------------------------------------------------------
+
+
+def test_a_long_line_is_not_searched_for_each_who_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds of topics under one filter: the next in line is known, not looked for."""
+    bus = Bus()
+    service, asker = bus.service("s", "t/#"), bus.join("a")
+    for n in range(300):
+        asker.request(f"t/{n}", b"%d" % n)
+    searches: list[str] = []
+    search = Storage.matching
+    monkeypatch.setattr(Storage, "matching", lambda *args: searches.append(args[2]) or search(*args))
+    order = []
+    while asked := service.take(Asked):
+        order += [each.payload for each in asked]
+        assert service.answer(asked[0], b"!")
+    assert order == [b"%d" % n for n in range(300)]
+    assert len(searches) <= 1
+    bus.check_empty()
+
+
+def test_one_of_many_instances_goes_and_the_line_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Bus()
+    services, asker = [bus.service(f"s{n}", "t/#") for n in range(20)], bus.join("a")
+    for n in range(300):
+        asker.request(f"t/{n}", timeout_s=50)
+    searches: list[str] = []
+    search = Storage.matching
+    monkeypatch.setattr(Storage, "matching", lambda *args: searches.append(args[2]) or search(*args))
+    for service in services[:-1]:
+        service.drop()
+    assert not searches
+    services[-1].drop()
+    assert searches == ["t/#"]
+    assert bus.broker.storage.count == 300
+    bus.check()
+
+
+def test_rules_that_change_while_requests_wait() -> None:
+    bus = Bus()
+    service, asker = bus.service("s", "#"), bus.join("a")
+    for n in range(4):
+        asker.request("t", b"%d" % n)
+    asked = one(service)
+    bus.broker.reconfigure(
+        bus.broker.limits,
+        bus.broker.access,
+        shared_strategy="round_robin",
+        drop_oldest=False,
+        queue_qos0=False,
+        default_service=ServiceRule(concurrency=3),
+    )
+    assert service.answer(asked, b"!")
+    assert service.asked() == [b"1", b"2", b"3"]
+    bus.check()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.broker.message import Message
-from polybus.broker.requests import Request
+from polybus.broker.request import Request
 from polybus.broker.storage import Kind, Storage, Stored
 from tests.broker.books import check_storage
 from tests.broker.naive import filters, matches, names
@@ -214,23 +214,6 @@ def test_kinds_do_not_mix() -> None:
     assert list(shop.storage.matching(Kind.REQUEST, "#")) == [request]
     assert shop.storage.outcomes_of("c") == [outcome]
     assert shop.storage.outcomes_of("d") == []
-
-
-def test_topics_may_be_left_out() -> None:
-    shop = Shop()
-    entries = [entry(Kind.REQUEST, topic=topic) for topic in "abcab"]
-    for each in entries:
-        shop.storage.put(each)
-    shop.storage.put(entry(topic="d"))
-    asked: list[str] = []
-
-    def is_wanted(topic: str) -> bool:
-        asked.append(topic)
-        return topic != "b"
-
-    wanted = list(shop.storage.matching(Kind.REQUEST, "+", is_wanted))
-    assert wanted == [entries[0], entries[2], entries[3]]
-    assert sorted(asked) == ["a", "b", "c"], "once for each topic where something waits"
 
 
 @pytest.mark.parametrize("order", list(permutations((1, 2, 3, 4))), ids=lambda order: "".join(map(str, order)))

@@ -5,7 +5,7 @@ import pytest
 from polybus.broker.dispatch import Dispatcher
 from polybus.broker.lifecycle import RequestState
 from polybus.broker.message import Delivery
-from polybus.broker.requests import Request
+from polybus.broker.request import Request
 from polybus.session.mqtt import MqttLink
 from tests.fuzz.fuzzer import STATES, Failure, Fuzzer
 

@@ -20,7 +20,8 @@ from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties, Run
 from polybus.broker.registry import Registry
-from polybus.broker.requests import Request, Requests
+from polybus.broker.request import Request
+from polybus.broker.requests import Requests
 from polybus.broker.retained import Retained
 from polybus.broker.services import ServiceRule
 from polybus.broker.sessions import Session, Subscription, Will
@@ -81,9 +82,9 @@ class Broker:
             self.stats,
             self.timers,
             self.dispatcher,
-            self.subscriptions,
             self.registry,
             self.storage,
+            self.subscriptions,
             timeout_s=request_timeout_s,
         )
         self.dispatcher.on_ready = self.requests.session_is_ready
@@ -268,6 +269,7 @@ class Broker:
         self.requests.set_limits(limits)
         self.requests.timeout_s = request_timeout_s
         self.subscriptions.set_rules(service_rules, default_service)
+        self.requests.rules_changed()
         self.retained.limits = limits
         self.registry.limits = limits
         self.subscriptions.strategy = shared_strategy

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from polybus.broker.message import Delivery, Message, Run
 
 if TYPE_CHECKING:
-    from polybus.broker.requests import Request
+    from polybus.broker.request import Request
     from polybus.broker.sessions import Session
 
 

@@ -73,7 +73,10 @@ class Desk:
         if len(instances) == 1:  # nothing to choose
             only = instances[0]
             return only if only.is_free(concurrency) and not (besides and only in besides) else None
-        free = [i for i in instances if i.is_free(concurrency) and not (besides and i in besides)]
+        able = (i for i in instances if i.is_free(concurrency) and not (besides and i in besides))
+        if self._strategy is _first_free:  # no need to look at the others
+            return next(able, None)
+        free = list(able)
         return self._strategy(free, self._choose) if free else None
 
     def has_hope(self, besides: set[Instance] | None) -> bool:

@@ -10,7 +10,7 @@ from polybus.broker.message import Delivery, DeliveryRun, Message, Run
 
 if TYPE_CHECKING:
     from polybus.broker.links import Link
-    from polybus.broker.requests import Request
+    from polybus.broker.request import Request
     from polybus.broker.services import Instance
 
 MAX_PACKET_ID: Final = 65_535

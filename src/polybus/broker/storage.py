@@ -15,7 +15,7 @@ from polybus.broker.message import Message
 from polybus.broker.tree import TopicTree
 
 if TYPE_CHECKING:
-    from polybus.broker.requests import Request
+    from polybus.broker.request import Request
 
 RANKS: Final = 4
 
@@ -78,10 +78,9 @@ Entries: TypeAlias = OrderedDict[Stored, None]
 class Shelf:
     """What waits under one topic: messages and requests, priority apart from regular."""
 
-    __slots__ = ("_entries", "topic")
+    __slots__ = ("_entries",)
 
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
+    def __init__(self) -> None:
         self._entries: tuple[Entries, ...] = tuple(OrderedDict() for _ in range(4))
 
     def entries(self, kind: Kind, is_priority: bool) -> Entries:
@@ -133,7 +132,7 @@ class Storage:
             topic = stored.message.topic
             shelf = self._shelves.get(topic)
             if shelf is None:
-                shelf = Shelf(topic)
+                shelf = Shelf()
                 self._shelves.put(topic, shelf)
             _line_up(shelf.entries(stored.kind, stored.message.priority), stored)
         return True
@@ -186,20 +185,12 @@ class Storage:
         if shelf.is_empty():
             self._shelves.remove(message.topic)
 
-    def matching(
-        self, kind: Kind, path: str, is_wanted: Callable[[str], bool] = lambda topic: True
-    ) -> Iterator[Stored]:
-        """Priority first, and each in its order, of the topics that are wanted.
-
-        Take none while this is being read.
-        """
+    def matching(self, kind: Kind, path: str) -> Iterator[Stored]:
+        """Priority first, and each in its order. Take none while this is being read."""
         if not self.counts[kind]:
             return
-        shelves = [
-            shelf
-            for shelf in self._shelves.match_filter(path)
-            if shelf is not None and shelf.has(kind) and is_wanted(shelf.topic)
-        ]
+        found = self._shelves.match_filter(path)
+        shelves = [shelf for shelf in found if shelf is not None and shelf.has(kind)]
         for is_priority in (True, False):
             yield from merge(*(shelf.entries(kind, is_priority) for shelf in shelves), key=_order)
 

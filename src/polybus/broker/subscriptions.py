@@ -133,6 +133,8 @@ class Subscriptions:
         self.size_bytes = 0
         self.controls: dict[str, Control] = {}
         """Topics by which the broker itself is told things."""
+        self.on_unserved: Callable[[str], None] = lambda path: None
+        """Told when the last instance under a filter is gone."""
         self._default_service = default_service
         self._service_rules = service_rules
         self._instances = 0
@@ -174,6 +176,12 @@ class Subscriptions:
             found.sort(key=lambda instance: instance.order)
             desk = route.desk = Desk(self._rule(topic), found, self._choose)
         return desk
+
+    def is_served(self, path: str) -> bool:
+        """Someone who is connected takes requests under just this filter."""
+        subscribers = self._filters.get(path)
+        instances = subscribers.instances if subscribers is not None else None
+        return instances is not None and any(i.session.link is not None for i in instances)
 
     def _rule(self, topic: str) -> ServiceRule:
         return next((r for r in self._service_rules if matches(r.filter, topic)), self._default_service)
@@ -231,6 +239,8 @@ class Subscriptions:
             if instance is not None and instances is not None and subscribers.instances is not None:
                 del instances[topic_filter]
                 del subscribers.instances[instance]
+                if not subscribers.instances:
+                    self.on_unserved(instance.path)
         elif instance is not None:
             instance.serves = subscription.serves
         else:

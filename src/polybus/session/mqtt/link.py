@@ -16,7 +16,7 @@ from polybus.broker.broker import Broker
 from polybus.broker.events import emit
 from polybus.broker.links import EndCause, Port
 from polybus.broker.message import Delivery, Message
-from polybus.broker.requests import Request
+from polybus.broker.request import Request
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Route
 from polybus.broker.topics import InvalidTopic, parse_filter

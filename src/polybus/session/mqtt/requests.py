@@ -17,7 +17,7 @@ import msgspec
 
 from polybus.broker.lifecycle import RequestState
 from polybus.broker.message import Message, MessageProperties
-from polybus.broker.requests import Request
+from polybus.broker.request import Request
 from polybus.broker.services import AS_THE_RULE_SAYS
 from polybus.broker.sessions import Session
 from polybus.errors import PolybusError

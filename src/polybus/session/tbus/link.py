@@ -15,7 +15,8 @@ from polybus.broker.events import emit
 from polybus.broker.lifecycle import RequestState as Life
 from polybus.broker.links import EndCause, Port
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message
-from polybus.broker.requests import PacketIdInUse, Request
+from polybus.broker.request import Request
+from polybus.broker.requests import PacketIdInUse
 from polybus.broker.services import AS_THE_RULE_SAYS
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Route
