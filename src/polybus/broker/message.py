@@ -27,6 +27,8 @@ class MessageProperties(msgspec.Struct, frozen=True, gc=False):
     user_properties: tuple[tuple[str, str], ...] = ()
 
     def size_bytes(self) -> int:
+        if self is NO_MESSAGE_PROPERTIES:
+            return 0
         texts = (self.content_type, self.response_topic, self.correlation_data)
         size = sum(len(text) for text in texts if text is not None)
         return size + sum(len(name) + len(value) + PAIR_BYTES for name, value in self.user_properties)
