@@ -69,6 +69,8 @@ def _check_storage(broker: Broker, everyone: list[Request]) -> None:
             assert stored in kept_in
             assert stored.request is request
             assert stored.size_bytes == request.message.size_bytes() + _answer_bytes(request)
+    assert {r for r in everyone if r.stored in line and (r.late or r.unable)} <= set(requests._choosy)
+    assert {r.stored for r in requests._choosy} <= set(line)
     owned = [s for s in entries + line + ends if s.kind is not Kind.MESSAGE]
     assert {s.request for s in owned} == {r for r in everyone if r.stored is not None}
 

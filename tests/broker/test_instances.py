@@ -3,6 +3,7 @@
 import pytest
 
 from polybus.broker.lifecycle import RequestState
+from polybus.broker.limits import Limits
 from polybus.broker.services import ServiceRule
 from polybus.broker.storage import Storage
 from tests.broker.bus import Asked, Bus, Stop, one
@@ -408,4 +409,54 @@ def test_rules_that_change_while_requests_wait() -> None:
     )
     assert service.answer(asked, b"!")
     assert service.asked() == [b"1", b"2", b"3"]
+    bus.check()
+
+
+def test_who_unsubscribed_leaves_no_line_behind() -> None:
+    """It answers what it had in hand, and looks for no more under a filter that nobody has."""
+    bus = Bus()
+    first, other, asker = bus.service("f", "t"), bus.service("o", "#"), bus.join("a")
+    for n in range(4):
+        asker.request("t", b"%d" % n)
+    asked = one(first)
+    first.unsubscribe("t")
+    assert first.answer(asked)
+    asker.request("t", b"new")
+    assert other.asked() == [b"1"]
+    assert bus.service("third", "t", at_once=9).asked() == [b"2", b"3", b"new"]
+    bus.check()
+
+
+def test_nothing_is_kept_of_those_that_waited() -> None:
+    """Neither under another filter, nor of those that someone was late with."""
+    bus = Bus(default_service=LATE)
+    services, asker = [bus.service("s", "t/+"), bus.service("o", "#")], bus.join("a")
+    for n in range(20):
+        asker.request(f"t/{n % 3}", timeout_s=60)
+    bus.advance(35)
+    requests = bus.broker.requests
+    assert requests._turns
+    for _ in range(30):
+        for service in services:
+            for serial in list(service.mine.in_hand or ()):
+                request = (service.mine.in_hand or {})[serial]
+                assert service.answer(Asked(0, "a", request.packet_id, "", b"", False, 0.0))
+    bus.check_empty()
+    assert not requests._turns
+    assert not requests._choosy
+
+
+def test_a_line_that_may_not_be_so_long_any_more() -> None:
+    bus = Bus(default_service=LATE)
+    first, asker = bus.service("f", "t"), bus.join("a")
+    bus.service("s", "t")
+    for n in range(6):
+        asker.request("t", b"%d" % n, timeout_s=60)
+    bus.advance(15)
+    bus.broker.requests.set_limits(Limits(requests=2))
+    bus.go()
+    bus.check()
+    assert bus.broker.requests.line.count == 2
+    assert len(asker.take_ends("DELETED")) == 2
+    first.drop()
     bus.check()

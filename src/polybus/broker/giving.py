@@ -197,13 +197,16 @@ class Giving(Outcomes):
         if storage is self.line:
             self._line_up(request, desk)
 
+    def _unstore(self, request: Request, stored: Stored) -> None:
+        super()._unstore(request, stored)
+        self._choosy.pop(request, None)
+        if not self.line.count:  # nothing of those that waited is kept
+            self._turns.clear()
+
     # -- waiting for a turn -----------------------------------------------------------------------------
 
     def _line_up(self, request: Request, desk: Desk) -> None:
         in_line = self.line.count
-        if in_line == 1:  # nobody else waits: what is left of others is forgotten
-            self._turns.clear()
-            self._choosy.clear()
         if request.late or request.unable:
             self._choosy[request] = None
         for path in {instance.path for instance in desk.instances}:
@@ -247,17 +250,15 @@ class Giving(Outcomes):
 
     def _next_for(self, instance: Instance) -> Request | None:
         link = instance.session.link
-        if link is None or link.blocked:
-            return None
+        if link is None or link.blocked or not self._subscriptions.has_instance(instance):
+            return None  # it may have unsubscribed with requests in hand
         now = self._dispatcher.now
 
         def is_for_it(request: Request) -> bool:
             if request.deadline <= now:
                 return False  # its own timer is due, just not yet run
-            desk = self._desk(request.topic)
-            passed_over = self._passed_over(request, desk)
-            # It may have unsubscribed with requests in hand.
-            return instance in desk.instances and (passed_over is None or instance not in passed_over)
+            passed_over = self._passed_over(request, self._desk(request.topic))
+            return passed_over is None or instance not in passed_over
 
         turns = self._turns_at(instance.path)
         firsts = [t.first(is_for_it) for rule, t in turns.items() if instance.is_free(rule.concurrency)]
@@ -301,8 +302,7 @@ class Giving(Outcomes):
         """It is not connected, or no longer subscribed. What it has in hand it may still answer."""
         if self._subscriptions.is_served(instance.path):
             # Others like it are there: only those are concerned that cannot go to just anyone.
-            waiting = [request for request in self._choosy if self._waits(request)]
-            self._choosy = dict.fromkeys(waiting)
+            waiting = list(self._choosy)
         else:
             entries = list(self.line.matching(Kind.REQUEST, instance.path))
             waiting = [stored.request for stored in entries if stored.request is not None]
@@ -348,6 +348,7 @@ class Giving(Outcomes):
         request = stored.request
         assert request is not None
         request.stored = None
+        self._choosy.pop(request, None)
         self._end(request, RequestEvent.DELETE, "the storage is full, and this was deleted to make room")
 
     def _end(

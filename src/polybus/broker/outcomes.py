@@ -188,9 +188,5 @@ class Outcomes:
         )
 
 
-def _turn(request: Request) -> tuple[bool, int]:
-    return not request.message.priority, request.serial
-
-
 def _urgency(stored: Stored) -> int:
     return not stored.message.priority

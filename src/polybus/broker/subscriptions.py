@@ -183,6 +183,12 @@ class Subscriptions:
         instances = subscribers.instances if subscribers is not None else None
         return instances is not None and any(i.session.link is not None for i in instances)
 
+    def has_instance(self, instance: Instance) -> bool:
+        """It has not unsubscribed."""
+        subscribers = self._filters.get(instance.path)
+        instances = subscribers.instances if subscribers is not None else None
+        return instances is not None and instance in instances
+
     def _rule(self, topic: str) -> ServiceRule:
         return next((r for r in self._service_rules if matches(r.filter, topic)), self._default_service)
 
