@@ -217,6 +217,22 @@ def test_clean_start_takes_over_and_cancels() -> None:
     bus.check_empty()
 
 
+def test_clean_start_gives_out_nothing_that_it_cancels() -> None:
+    """Not even to find that it is too large for whoever is free now."""
+    bus = Bus()
+    service, asker = bus.service("s", "t"), bus.join("a")
+    service.takes_bytes = 4
+    for payload in (b"0", b"long one", b"1", b"long too"):
+        asker.request("t", payload)
+    other = bus.join("other")
+    other.request("t", b"2")
+    assert service.asked() == [b"0"]
+    bus.join("a", clean_start=True)
+    assert [type(f) for f in service.frames()] == [Stop, Asked]
+    assert bus.broker.stats.requests_canceled == 4
+    bus.check()
+
+
 # -- deleted from storage -----------------------------------------------------------------------------------
 
 

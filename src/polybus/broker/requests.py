@@ -125,7 +125,9 @@ class Requests(Giving):
 
     def forget_client(self, client_id: str) -> None:
         """The client starts clean: what it asked is canceled, what waits for it is thrown away."""
-        for request in list((self.under_way.get(client_id) or {}).values()):
+        mine = list((self.under_way.get(client_id) or {}).values())
+        # Those that wait first: an instance that is freed is given nothing that is about to be canceled.
+        for request in sorted(mine, key=_is_with_an_instance):
             if request.state in ENDS:
                 self._let_go(request)
             else:
@@ -250,3 +252,7 @@ class Requests(Giving):
         elif request.is_answered:
             reason = "the answer came, but its requester was away"
         self._end(request, RequestEvent.EXPIRE, reason)
+
+
+def _is_with_an_instance(request: Request) -> bool:
+    return request.instance is not None
