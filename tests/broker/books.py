@@ -52,6 +52,9 @@ def _check_storage(broker: Broker, everyone: list[Request]) -> None:
     line = stored_in(requests.line, [])
     check_storage(requests.line, line)
     assert all(s.kind is Kind.REQUEST for s in line)
+    unread = stored_in(requests.unread, list(requests.under_way))
+    check_storage(requests.unread, unread)
+    assert all(s.kind is Kind.OUTCOME for s in unread)
     ends = stored_in(requests.ends, list(requests.under_way))
     check_storage(requests.ends, ends)
     assert all(s.kind is Kind.OUTCOME for s in ends)
@@ -63,6 +66,10 @@ def _check_storage(broker: Broker, everyone: list[Request]) -> None:
         )
         waits_its_turn = request.state is RequestState.STORED and has_hope
         kept_in = ends if request.state in ENDS else line if waits_its_turn else entries
+        if stored in unread:
+            session = broker.registry.sessions[request.client_id]
+            assert session.link is not None, "nobody who is gone has anything to read"
+            kept_in = unread
         kind = Kind.OUTCOME if request.state in ENDS else kinds.get(request.state)
         assert (stored.kind if stored is not None else None) is kind
         if stored is not None:
@@ -71,7 +78,7 @@ def _check_storage(broker: Broker, everyone: list[Request]) -> None:
             assert stored.size_bytes == request.message.size_bytes() + _answer_bytes(request)
     assert {r for r in everyone if r.stored in line and (r.late or r.unable)} <= set(requests._choosy)
     assert {r.stored for r in requests._choosy} <= set(line)
-    owned = [s for s in entries + line + ends if s.kind is not Kind.MESSAGE]
+    owned = [s for s in entries + line + unread + ends if s.kind is not Kind.MESSAGE]
     assert {s.request for s in owned} == {r for r in everyone if r.stored is not None}
 
 

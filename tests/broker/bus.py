@@ -165,7 +165,7 @@ class Peer(Link):
         return self._make(
             Asked(
                 request.serial,
-                request.client_id,
+                request.owner,
                 request.packet_id,
                 request.topic,
                 message.payload,
@@ -175,7 +175,7 @@ class Peer(Link):
         )
 
     def cancel_frame(self, request: Request) -> bytes | None:
-        return self._make(Stop(request.serial, request.client_id, request.packet_id, request.topic))
+        return self._make(Stop(request.serial, request.owner, request.packet_id, request.topic))
 
     def outcome(self, request: Request, now: float) -> bytes | Delivery | None:
         if not self.can_be_told:

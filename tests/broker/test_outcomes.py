@@ -95,7 +95,7 @@ def test_every_other_end_waits(how: Callable[[Bus, Peer], Callable[[], Peer]], e
             small.takes_bytes = 1
             small.serve("t")
             service.drop()
-    assert bus.broker.requests.ends.count == 1
+    assert bus.broker.requests.ends.count + bus.broker.requests.unread.count == 1
     bus.check()
     bus.advance(bus.broker.limits.request_ends_kept_s - 11)
     assert [state for state, _ in back().ends()] == [end]
@@ -115,18 +115,86 @@ def test_an_end_is_not_kept_for_ever(how: Callable[[Bus, Peer], Callable[[], Pee
     assert back().frames() == []
 
 
-def test_who_is_away_is_not_told_of_what_may_not_wait() -> None:
+def test_what_may_not_wait_ends_with_its_requester() -> None:
     bus = Bus()
-    service, asker = bus.service("s", "t", at_once=9), bus.join("a")
-    asker.request("t", b"0")
-    asker.request("t", b"1")
+    service, asker = bus.service("s", "t"), bus.join("a")
+    for n in range(3):
+        asker.request("t", b"%d" % n)
+    asked = one(service)
     asker.drop()
-    first, second = service.take(Asked)
-    assert service.answer(first, b"!")
-    assert service.fail(second, "no")
-    assert bus.broker.stats.requests_not_delivered == bus.broker.stats.requests_failed == 1
+    assert [type(frame) for frame in service.frames()] == [Stop], "and nobody gets what is over"
+    assert not service.answer(asked, b"!")
+    assert bus.broker.stats.requests_canceled == 3
     bus.check_empty()
     assert bus.join("a").frames() == []
+
+
+def test_who_does_not_read_loses_nothing_and_costs_nobody() -> None:
+    """More answers than the storage holds, beside messages of others that wait."""
+    bus = Bus(Limits(stored_messages=5))
+    service, asker, other = bus.service("s", "t", at_once=99), bus.join("a"), bus.join("b")
+    for n in range(5):
+        other.publish("later", b"%d" % n, waits_s=100)
+    for n in range(20):
+        asker.request("t", b"%d" % n, timeout_s=100 if n % 2 else None)
+    asker.block()
+    for asked in service.take(Asked):
+        assert service.answer(asked, asked.payload)
+    assert bus.broker.storage.count == 5
+    bus.check()
+    asker.unblock()
+    assert [payload for _, payload in asker.ends()] == [b"%d" % n for n in range(20)]
+    bus.check()
+
+
+def test_who_does_not_read_and_goes() -> None:
+    bus = Bus()
+    service, asker = bus.service("s", "t", at_once=99), bus.join("a")
+    for n in range(4):
+        asker.request("t", b"%d" % n, timeout_s=100 if n % 2 else None)
+    asker.request("nobody", timeout_s=1)
+    asker.block()
+    for asked in service.take(Asked):
+        assert service.answer(asked, asked.payload)
+    bus.advance(1)
+    assert bus.broker.requests.unread.count == 5
+    asker.drop()
+    bus.check()
+    assert bus.broker.stats.requests_not_delivered == 2
+    assert bus.join("a").ends() == [("ANSWERED", b"1"), ("ANSWERED", b"3"), ("TIMED_OUT", b"")]
+    bus.check_empty()
+
+
+def test_another_owner_with_the_same_id_hears_nothing() -> None:
+    """Another user, or a client of another protocol."""
+    bus = Bus()
+    service, asker = bus.service("s", "t"), bus.join("a")
+    asker.request("t", timeout_s=100)
+    asker.drop()
+    assert service.answer(one(service), b"secret")
+    for clean_start in (False, True):
+        stranger = Peer(bus, "a")
+        session, _ = bus.broker.open(stranger, "a", clean_start=clean_start, owner="someone else")
+        bus.broker.greeted(session)
+        stranger.request("t", b"mine", packet_id=1)
+        assert service.answer(one(service), b"yours")
+        assert stranger.ends() == [("ANSWERED", b"yours")]
+        assert not bus.broker.cancel_request("someone else", 1)
+        stranger.drop()
+    assert bus.join("a").ends() == [("ANSWERED", b"secret")]
+    bus.check_empty()
+
+
+def test_an_end_that_is_lost_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    bus = Bus(Limits(stored_messages=1))
+    for name in "ab":
+        asker = bus.join(name)
+        asker.request("t", timeout_s=1)
+        asker.drop()
+        with caplog.at_level("WARNING", "polybus.events"):
+            bus.advance(1)
+    assert "end lost" in caplog.text
+    assert bus.broker.stats.stored_discarded == 1
 
 
 def test_who_reads_slowly_is_told_even_of_what_may_not_wait() -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import polybus.broker.requests as module
+from polybus.broker.giving import MAX_LOSSES
 from polybus.broker.lifecycle import ENDS, TRANSITIONS, RequestState
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
@@ -486,9 +487,9 @@ class Life(RuleBasedStateMachine):
             case RequestState.TIMED_OUT:
                 assert now == request.deadline
             case RequestState.CANCELED:
-                assert case.was_canceled
+                assert case.was_canceled or (is_away and not request.may_wait)
             case RequestState.ERROR:
-                assert case.error is not None
+                assert case.error is not None or request.losses == MAX_LOSSES
             case RequestState.DELETED:
                 assert storage.count >= storage.max_messages - 1
             case RequestState.NOT_DELIVERED:

@@ -4,7 +4,7 @@ import pytest
 
 from polybus.broker.lifecycle import RequestState
 from polybus.broker.limits import Limits
-from polybus.broker.message import OVERHEAD_BYTES, MessageProperties
+from polybus.broker.message import OVERHEAD_BYTES, Message, MessageProperties
 from polybus.broker.requests import PacketIdInUse
 from tests.broker.bus import Asked, Bus, End, Frame, Peer, Stop, one
 
@@ -70,7 +70,7 @@ def test_properties_of_an_answer_are_counted() -> None:
     assert bus.broker.answer(service.mine, asked.requester, asked.packet_id, b"!", properties)
     bus.go()
     bus.check()
-    assert bus.broker.storage.size_bytes == OVERHEAD_BYTES + 1 + 1 + 100
+    assert bus.broker.requests.unread.size_bytes == OVERHEAD_BYTES + 1 + 1 + 100
     asker.unblock()
     bus.check_empty()
 
@@ -379,17 +379,17 @@ def test_a_different_request_under_an_id_in_use(topic: str, payload: bytes) -> N
 
 
 def test_ids_for_those_who_have_none() -> None:
-    bus = Bus(Limits(requests=3))
+    bus = Bus()
     requests = bus.broker.requests
     asker = bus.join("a")
-    assert [requests.new_packet_id("a") for _ in range(3)] == [1, 2, 3]
-    for packet_id in (4, 5, 7):
+    used = set()
+    for _ in range(5):
+        packet_id = requests.new_packet_id("a")
+        used.add(packet_id)
         asker.request("t", packet_id=packet_id, timeout_s=100)
-    assert [requests.new_packet_id("a") for _ in range(2)] == [6, 8]
-    for n in range(10):
-        assert requests.new_packet_id(f"other {n}") == 1
-    assert len(requests._next_ids) <= 4, "a hint, not a leak"
-    assert requests.new_packet_id("a") not in (4, 5, 7)
+    assert len(used) == 5
+    asker.request("t", packet_id=requests._serial % 65_535 + 1, timeout_s=100)
+    assert requests.new_packet_id("a") not in requests.under_way["a"]
 
 
 def test_all_ids_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,19 +409,23 @@ def test_a_request_is_found_by_what_it_said() -> None:
     bus = Bus()
     bus.service("s", "t", at_once=9)
     asker = bus.join("a")
-    for _ in range(2):
-        asker.request("t")
-    asker.request("u", timeout_s=100)
+    route = bus.broker.subscriptions.route_of("t")
+    for packet_id, said in ((1, b"x"), (2, b"x"), (3, None)):
+        message = Message("t", b"", origin="a", properties=MessageProperties(correlation_data=said))
+        bus.broker.request(route, message, packet_id, 100, may_wait=True)
+    bus.go()
     find = bus.broker.requests.find
-    found = find("a", "t", None)
+    found = find("a", "t", b"x")
     assert found is not None
     assert found.packet_id == 2, "the latest"
-    assert find("a", "t", b"x") is find("a", "v", None) is find("b", "t", None) is None
-    asker.block()
-    asker.cancel(2)
+    assert find("a", "t", b"y") is find("a", "v", b"x") is find("b", "t", b"x") is None
     found = find("a", "t", None)
     assert found is not None
-    assert found.packet_id == 1, "the latest that is not finished"
+    assert found.packet_id == 3
+    asker.cancel(2)
+    asker.cancel(3)
+    assert find("a", "t", b"x") is find("a", "t", None) is None
+    assert not bus.broker.requests._correlated
 
 
 # -- answers that are not wanted ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Storage: the victims of TB-13 in their order, who is served first, and books that never drift."""
 
 from itertools import permutations
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -14,7 +15,6 @@ from tests.broker.books import check_storage
 from tests.broker.naive import filters, matches, names
 
 MANY = 1 << 40
-SOME_REQUEST = cast("Request", object())
 
 # From worth least to worth most (TB-13).
 WORTH = [
@@ -35,7 +35,8 @@ def entry(
     name: bytes = b"",
 ) -> Stored:
     message = Message(topic, name, priority=priority, origin=origin)
-    return Stored(kind, message, None if kind is Kind.MESSAGE else SOME_REQUEST, size, 0.0)
+    request = None if kind is Kind.MESSAGE else cast("Request", SimpleNamespace(owner=origin))
+    return Stored(kind, message, request, size, 0.0)
 
 
 class Shop:
@@ -214,31 +215,6 @@ def test_kinds_do_not_mix() -> None:
     assert list(shop.storage.matching(Kind.REQUEST, "#")) == [request]
     assert shop.storage.outcomes_of("c") == [outcome]
     assert shop.storage.outcomes_of("d") == []
-
-
-@pytest.mark.parametrize("order", list(permutations((1, 2, 3, 4))), ids=lambda order: "".join(map(str, order)))
-def test_who_has_a_place_in_line_gets_it(order: tuple[int, ...]) -> None:
-    """Whenever it is put there; the victims are still those that have been there for the longest time."""
-    shop = Shop(4)
-    entries = {n: entry(Kind.REQUEST, topic=f"t/{n % 2}") for n in order}
-    for n in order:
-        entries[n].order = n
-        assert shop.storage.put(entries[n])
-    assert list(shop.storage.matching(Kind.REQUEST, "t/+")) == [entries[n] for n in (1, 2, 3, 4)]
-    assert list(shop.storage.matching(Kind.REQUEST, "t/0")) == [entries[n] for n in (2, 4)]
-    shop.storage.put(entry(Kind.REQUEST))
-    assert shop.victims == [entries[order[0]]]
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(st.integers(1, 100), unique=True))
-def test_a_line_is_always_in_order(order: list[int]) -> None:
-    shop = Shop()
-    for n in order:
-        each = entry(Kind.REQUEST)
-        each.order = n
-        shop.storage.put(each)
-    assert [s.order for s in shop.storage.matching(Kind.REQUEST, "t")] == sorted(order)
 
 
 # -- books -------------------------------------------------------------------------------------------

@@ -141,10 +141,11 @@ def test_a_requester_that_is_away_is_told_when_it_comes_back() -> None:
     ask(asker, b"late", "managed, waiting", message_expiry_s=5)
     ask(asker, b"may not wait")
     asker.drop()
-    answered, failed, _, forgotten = worker.take(Publish)
+    answered, failed, _, forgotten, stop = worker.take(Publish)
+    assert how(stop) == "cancel"
+    assert refused(answer(worker, forgotten, b"nobody will see this")) == ReasonCode.NOT_AUTHORIZED
     answer(worker, answered)
     fail(worker, failed, b"broken")
-    answer(worker, forgotten, b"nobody will see this")
     world.advance(6)
     back = world.connect("asker", V5, clean_start=False, keeps=True)
     assert sorted(ends(back)) == [("answered", b"!"), ("error", b"broken"), ("timed-out", b"no answer in time")]

@@ -7,7 +7,7 @@ import pytest
 from polybus.broker.access import Access, Credentials, Verdict
 from polybus.broker.limits import Limits
 from polybus.session.tbus import TbusOptions
-from polybus.wire.mqtt.packets import V5, Disconnect, Publish, ReasonCode
+from polybus.wire.mqtt.packets import V5, Disconnect, Properties, Publish, ReasonCode
 from tests.session.harness import World, check_accounts
 from tests.session.tbus import (
     CONNACK,
@@ -554,18 +554,37 @@ def test_retained_messages_do_not_cross() -> None:
 
 
 def test_a_session_kept_for_mqtt_is_not_for_tbus() -> None:
+    """What is queued there is not lost to a client that cannot take it."""
     world = World()
     mqtt = world.connect("same", V5, keeps=True)
     mqtt.subscribe("t", qos=1)
     mqtt.drop()
-    publisher = world.connect("p", V5)
-    publisher.publish("t", b"1", qos=1)
-    same = connect(world, "same")
-    publisher.publish("t", b"2", qos=1)
-    assert same.heard() == b""
-    same.say("e0 02 0000")
-    assert "same" not in world.broker.registry.sessions
+    world.connect("p", V5).publish("t", b"1", qos=1)
+    refused = TbusPeer(world).say("10 07 0000 04 'same'")
+    assert connack_code(refused) == 132
+    assert refused.is_closed
+    back = world.connect("same", V5, clean_start=False, keeps=True)
+    assert back.payloads() == [b"1"]
     check_accounts(world.broker)
+
+
+def test_an_mqtt_client_with_the_same_id_is_another_requester() -> None:
+    """Neither hears of the other's requests, nor do their packet ids meet."""
+    world = World()
+    service = connect(world, "s")
+    service.subscribe("add")
+    mqtt = world.connect("same", V5)
+    mqtt.subscribe("answers", qos=1)
+    wishes = Properties(response_topic="answers", user_properties=(("polybus-request", "managed, waiting"),))
+    mqtt.publish("add", b"q", qos=1, properties=wishes)
+    mqtt.drop()
+    tbus = connect(world, "same")
+    assert tbus.heard() == b""
+    (number,) = [r.packet_id for mine in world.broker.requests.under_way.values() for r in mine.values()]
+    tbus.say(f"50 06 05 40 {number:04x} 41 06")
+    assert reqacks(tbus) == [(number, 14)], "it has nothing to cancel"
+    tbus.say(request("nobody", b"x", number))
+    assert reqacks(tbus) == [(number, 12)]
 
 
 def test_an_mqtt_client_takes_over() -> None:

@@ -318,7 +318,8 @@ class Broker:
         self.dispatcher.now = self.now
         route.messages += 1
         desk = route.desk or self.subscriptions.desk(route)
-        request = self.requests.accept(desk, message, packet_id, timeout_s, may_wait=may_wait)
+        owner = self.registry.sessions[message.origin].owner
+        request = self.requests.accept(desk, message, owner, packet_id, timeout_s, may_wait=may_wait)
         if request is not None:
             if route.control is not None:
                 self._control(route, message, request)
@@ -327,29 +328,29 @@ class Broker:
     def answer(
         self,
         session: Session,
-        client_id: str,
+        requester: str,
         packet_id: int,
         payload: bytes,
         properties: MessageProperties = NO_MESSAGE_PROPERTIES,
     ) -> bool:
-        """A service's answer to a request of `client_id`. False: it has no such request."""
+        """A service's answer to a request of this owner. False: it has no such request."""
         self.dispatcher.now = self.now
-        request = self.requests.answer(session, client_id, packet_id, payload, properties)
+        request = self.requests.answer(session, requester, packet_id, payload, properties)
         if request is None:
             return False
         self._enqueue(request)
         return True
 
-    def fail_request(self, session: Session, client_id: str, packet_id: int, text: str) -> bool:
+    def fail_request(self, session: Session, requester: str, packet_id: int, text: str) -> bool:
         """A service could not do what it was asked. False: it has no such request."""
         self.dispatcher.now = self.now
-        return self.requests.fail(session, client_id, packet_id, text)
+        return self.requests.fail(session, requester, packet_id, text)
 
-    def cancel_request(self, client_id: str, packet_id: int) -> bool:
+    def cancel_request(self, requester: str, packet_id: int) -> bool:
         """By its requester. False: there is nothing to cancel."""
         self.dispatcher.now = self.now
         self.drain()  # its answer may be here already
-        return self.requests.cancel(client_id, packet_id)
+        return self.requests.cancel(requester, packet_id)
 
     def _enqueue(self, request: Request) -> None:
         (self._priority if request.message.priority else self._regular).append((None, request))
@@ -406,8 +407,9 @@ class Broker:
         expiry_s: float = 0.0,
         will: Will | None = None,
         window: int = 65_535,
+        owner: str | None = None,
     ) -> tuple[Session, bool]:
-        """A client has connected. Greet it, then call `greeted`."""
+        """A client has connected. Greet it, then call `greeted`. For `owner` see `Session`."""
         self.drain()
         self.dispatcher.now = self.now
         opened = self.registry.open(
@@ -419,8 +421,10 @@ class Broker:
             window=window,
             now=self.now,
         )
+        session = opened[0]
+        session.owner = client_id if owner is None else owner
         if clean_start:
-            self.requests.forget_client(client_id)
+            self.requests.forget_client(session.owner)
         return opened
 
     def greeted(self, session: Session) -> None:
@@ -460,7 +464,9 @@ class Broker:
         if subscription.group is None and (retain_handling == 0 or (retain_handling == 1 and is_new)):
             self.dispatcher.start_replay(session, topic_filter, self.retained.replay(subscription))
         self._restore(subscription.path)
-        self.requests.session_is_ready(session)
+        if subscription.serves and session.instances is not None:
+            self.requests.instance_came(session.instances[topic_filter])
+        self.requests.tell_waiting(session)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         self.drain()
@@ -529,5 +535,7 @@ class Broker:
 
 def _emit_each(event: Event, messages: Iterable[Message]) -> None:
     for message in messages:
+        if not message.origin:
+            continue  # the broker's own figures
         size = len(message.payload)
         emit(event, client_id=message.origin, topic=message.topic, payload_bytes=size)

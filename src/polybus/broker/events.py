@@ -21,6 +21,8 @@ import msgspec
 log = logging.getLogger("polybus.events")
 
 TRACE: Final = 5
+MAX_CHARACTERS: Final = 256
+"""Of a field."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -60,6 +62,8 @@ REQUEST_FAILED: Final = Event("request failed", logging.INFO)
 REQUEST_NOT_DELIVERED: Final = Event("request not delivered", logging.INFO)
 REQUEST_DISCARDED: Final = Event("request discarded", logging.WARNING)
 """Deleted from storage for lack of room."""
+END_LOST: Final = Event("end lost", logging.WARNING)
+"""Of a request whose requester is away: there was no room to keep the news for it."""
 ANSWER_RECEIVED: Final = Event("answer received", logging.DEBUG)
 ANSWER_STORED: Final = Event("answer stored", logging.DEBUG)
 ANSWER_RESTORED: Final = Event("answer restored", logging.DEBUG)
@@ -74,8 +78,13 @@ STORAGE_LIMIT_CHANGED: Final = Event("storage limit changed", logging.INFO)
 def emit(event: Event, **fields: object) -> None:
     """Fields that are None are left out."""
     if log.isEnabledFor(event.level):
-        said = {name: value for name, value in fields.items() if value is not None}
+        said = {name: _cut(value) for name, value in fields.items() if value is not None}
         log.log(event.level, event.name, extra={"fields": said})
+
+
+def _cut(value: object) -> object:
+    """What a peer wrote may be long; an event is not."""
+    return f"{value[:MAX_CHARACTERS]}…" if isinstance(value, str) and len(value) > MAX_CHARACTERS else value
 
 
 def are_wanted(event: Event) -> bool:

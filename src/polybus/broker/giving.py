@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from polybus.broker import events
-from polybus.broker.lifecycle import RequestEvent, RequestState, advance
+from polybus.broker.lifecycle import ENDS, RequestEvent, RequestState, advance
 from polybus.broker.limits import Limits
 from polybus.broker.outcomes import Outcomes
 from polybus.broker.request import Attempt, Request
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from polybus.broker.timers import Timers
 
 MIN_ATTEMPT_S: Final = 0.1
+MAX_LOSSES: Final = 10
+"""Instances that may go away with a request in hand before it is suspected to be the cause."""
 SPARE_TURNS: Final = 64
 AFTER_PRIORITY: Final = 1 << 62
 NO_SERVICE: Final = "no service is subscribed to this topic"
@@ -180,8 +182,7 @@ class Giving(Outcomes):
         stored = request.stored
         if stored is None:
             size, now = request.message.size_bytes(), self._dispatcher.now
-            # Who came first is first in line, also after it lost its instance.
-            stored = Stored(Kind.REQUEST, request.message, request, size, now, request.serial)
+            stored = Stored(Kind.REQUEST, request.message, request, size, now)
         elif stored.home is storage:
             return
         else:
@@ -279,24 +280,59 @@ class Giving(Outcomes):
 
     def session_is_ready(self, session: Session) -> None:
         """It connected, or its link has room again: it may serve, and be told."""
-        if session.instances:
+        if session.instances and (self.line.count or self._storage.counts[Kind.REQUEST]):
             instances = list(session.instances.values())
             for instance in instances:
-                for stored in list(self._storage.matching(Kind.REQUEST, instance.path)):
-                    request = stored.request
-                    if request is not None and request.state is RequestState.STORED:
-                        self._wait_or_end(request, self._desk(request.topic))
+                self._give_hope(instance)
             for instance in instances:
                 self.serve_next(instance)
         self.tell_waiting(session)
 
+    def instance_came(self, instance: Instance) -> None:
+        self._give_hope(instance)
+        self.serve_next(instance)
+
+    def _give_hope(self, instance: Instance) -> None:
+        """Who waited for an instance like this now waits its turn."""
+        for stored in list(self._storage.matching(Kind.REQUEST, instance.path)):
+            request = stored.request
+            if request is not None and request.state is RequestState.STORED:
+                self._wait_or_end(request, self._desk(request.topic))
+
     def session_left(self, session: Session) -> None:
-        """Its connection is gone: others get what it had in hand."""
+        """Its connection is gone: others get what it had in hand, and what waits for it waits elsewhere."""
         lost = [r for r in (session.in_hand or {}).values() if r.state is RequestState.DELIVERED]
         for request in lost:
             self._leave_instance(request)
+            request.losses += 1
         for request in sorted(lost, key=turn_of):
-            self._give_out(request, self._desk(request.topic))
+            if request.losses < MAX_LOSSES:
+                self._give_out(request, self._desk(request.topic))
+            else:
+                self._end(request, RequestEvent.FAIL, f"{MAX_LOSSES} services went away with it")
+        self._requester_left(session)
+
+    def _requester_left(self, session: Session) -> None:
+        """What may wait goes on without it, and waits for it; the rest is over."""
+        mine = list((self.under_way.get(session.owner) or {}).values())
+        for request in sorted(mine, key=in_hand_last):
+            stored = request.stored
+            if request.state in ENDS or request.state is RequestState.ANSWER_STORED:
+                if stored is not None and stored.home is self.unread:
+                    self._unstore(request, stored)
+                    self._wait_for_requester(request)
+            elif not request.may_wait and request.state is not RequestState.ANSWERED:
+                self._end(request, RequestEvent.CANCEL, "its requester is gone", tell=False)
+
+    def _wait_for_requester(self, request: Request) -> None:
+        """An outcome that was to be told when the link had room, but the link is gone."""
+        if request.state in ENDS:
+            if not (request.may_wait and self._keep_end(request, self.ends)):
+                self._let_go(request)
+        elif not request.may_wait:
+            self._end(request, RequestEvent.GIVE_UP, "its requester is away, and it may not wait")
+        elif not self._keep(request, self._storage):
+            self._end(request, RequestEvent.DELETE, NO_ROOM)
 
     def instance_left(self, instance: Instance) -> None:
         """It is not connected, or no longer subscribed. What it has in hand it may still answer."""
@@ -382,3 +418,8 @@ class Giving(Outcomes):
         frame = link.cancel_frame(request) if link is not None else None
         if link is not None and frame is not None:
             self._dispatcher.push(link, frame)
+
+
+def in_hand_last(request: Request) -> bool:
+    """Whoever waits first, so that nobody gets what is over the next moment."""
+    return request.instance is not None

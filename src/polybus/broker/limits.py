@@ -42,7 +42,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stored_bytes: int = 64 * 1024 * 1024
     requests: int = 200_000
     """Requests under way in all."""
-    requests_per_client: int = 65_535
+    requests_per_client: int = 10_000
+    request_timeout_s: float = 24 * 3600.0
+    """The longest a request lives, whatever its requester asks for."""
     request_ends_kept_s: float = 3600.0
     """How long the end of a request waits for a requester that is away."""
     memory_bytes: int = 2 * 1024 * 1024 * 1024

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from polybus.broker import events
 from polybus.broker.events import Event, emit
-from polybus.broker.lifecycle import RequestEvent, RequestState, advance
+from polybus.broker.lifecycle import ENDS, RequestEvent, RequestState, advance
 from polybus.broker.limits import Limits
+from polybus.broker.links import Link
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery
 from polybus.broker.request import Request
 from polybus.broker.sessions import Session
@@ -46,12 +47,16 @@ class Outcomes:
     ) -> None:
         self.limits = limits
         self.under_way: dict[str, dict[int, Request]] = {}
-        """By client id and packet id. A request leaves when its requester was told, or cannot be."""
+        """By `Session.owner` and packet id. A request leaves when its requester was told, or cannot be."""
         self.count = 0
         self.size_bytes = 0
         self.ends = Storage(limits.stored_messages, limits.stored_bytes, self._end_is_lost)
         """Ends other than answers that wait for their requesters. They have room of their own: the news
         that a request was deleted to make room must not cost another request."""
+        self.unread = Storage(limits.requests, limits.memory_bytes, self._unread_is_lost)
+        """What waits only until the link of a requester who is there has room again."""
+        self._correlated: dict[tuple[str, str, bytes | None], Request] = {}
+        """The latest request of an owner, to a topic, with these Correlation Data."""
         self._stats = stats
         self._timers = timers
         self._dispatcher = dispatcher
@@ -61,6 +66,7 @@ class Outcomes:
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
         self.ends.set_limits(limits.stored_messages, limits.stored_bytes)
+        self.unread.set_limits(limits.requests, limits.memory_bytes)
 
     def _ended(self, request: Request) -> None:
         """It has its end; the requester may still have to hear of it."""
@@ -73,32 +79,34 @@ class Outcomes:
             self._emit(event, request, request.client_id)
 
     def _tell_end(self, request: Request) -> bool:
-        """False: the requester will not be told."""
+        """False: the requester was told, or will not be."""
         if self._send_outcome(request):
-            return False  # there is no more to tell
-        session = self._registry.sessions.get(request.client_id)
-        if not request.may_wait and (session is None or session.link is None):
             return False
-        return self._keep_end(request)
+        self._drop_answer(request)
+        link = self._requester_link(request)
+        if link is None and not request.may_wait:
+            return False
+        return self._keep_end(request, self.unread if link is not None and link.blocked else self.ends)
+
+    def _requester_link(self, request: Request) -> Link | None:
+        session = self._registry.sessions.get(request.client_id)
+        return session.link if session is not None and session.owner == request.owner else None
 
     def _send_outcome(self, request: Request) -> bool:
-        session = self._registry.sessions.get(request.client_id)
-        link = session.link if session is not None else None
-        if session is None or link is None or link.blocked:
-            return False
-        outcome = link.outcome(request, self._dispatcher.now)
-        if outcome is None:
+        link = self._requester_link(request)
+        outcome = link.outcome(request, self._dispatcher.now) if link is not None and not link.blocked else None
+        if link is None or outcome is None:
             return False
         if isinstance(outcome, Delivery):
-            self._dispatcher.send(session, outcome)
+            assert link.session is not None
+            self._dispatcher.send(link.session, outcome)
         else:
             self._dispatcher.push(link, outcome)
             link.messages_out += 1
         return True
 
-    def _keep_end(self, request: Request) -> bool:
-        self._drop_answer(request)
-        if not self._keep(request, self.ends):
+    def _keep_end(self, request: Request, place: Storage) -> bool:
+        if not self._keep(request, place):
             return False
         stored = request.stored
         assert stored is not None
@@ -123,14 +131,29 @@ class Outcomes:
         """So many requesters are away that the oldest end is given up."""
         request = stored.request
         assert request is not None
+        self._stats.stored_discarded += 1
+        self._emit(events.END_LOST, request, request.client_id)
         self._cancel_timer(stored)
         request.stored = None
         self._let_go(request)
 
+    def _unread_is_lost(self, stored: Stored) -> None:
+        """A requester that does not read has more answers than the memory budget allows."""
+        assert stored.request is not None
+        if stored.request.state in ENDS:
+            self._end_is_lost(stored)
+        else:
+            self.victim(stored)
+
+    def victim(self, stored: Stored) -> None:
+        """A request, or its answer, was deleted to make room."""
+        raise NotImplementedError
+
     def tell_waiting(self, session: Session) -> None:
         """What waits for this requester, as far as it can be told now."""
-        client_id = session.client_id
-        waiting = self._storage.outcomes_of(client_id) + self.ends.outcomes_of(client_id)
+        owner = session.owner
+        places = (self.unread, self._storage, self.ends)
+        waiting = [stored for place in places if place.count for stored in place.outcomes_of(owner)]
         waiting.sort(key=_urgency)
         for stored in waiting:
             request = stored.request
@@ -161,10 +184,14 @@ class Outcomes:
         if request.stored is not None:
             self._unstore(request, request.stored)
         request.on_expiry = None
-        mine = self.under_way[request.client_id]
+        mine = self.under_way[request.owner]
         del mine[request.packet_id]
         if not mine:
-            del self.under_way[request.client_id]
+            del self.under_way[request.owner]
+        if request.message.properties is not NO_MESSAGE_PROPERTIES:
+            key = correlation_of(request)
+            if self._correlated.get(key) is request:
+                del self._correlated[key]
         self.count -= 1
         self.size_bytes -= request.message.size_bytes()
         self._drop_answer(request)
@@ -184,9 +211,14 @@ class Outcomes:
             requester=request.client_id,
             packet_id=request.packet_id,
             duration_s=round(self._dispatcher.now - request.created_at, 6),
-            reason=request.reason or None,
+            # What a service says of its failure is for the requester alone.
+            reason=None if request.state is RequestState.ERROR else request.reason or None,
         )
 
 
 def _urgency(stored: Stored) -> int:
     return not stored.message.priority
+
+
+def correlation_of(request: Request) -> tuple[str, str, bytes | None]:
+    return request.owner, request.topic, request.message.properties.correlation_data

@@ -23,9 +23,11 @@ class Request:
         "handle",
         "instance",
         "late",
+        "losses",
         "may_wait",
         "message",
         "on_expiry",
+        "owner",
         "packet_id",
         "reason",
         "serial",
@@ -34,9 +36,13 @@ class Request:
         "unable",
     )
 
-    def __init__(self, message: Message, packet_id: int, serial: int, *, may_wait: bool, now: float) -> None:
+    def __init__(
+        self, message: Message, owner: str, packet_id: int, serial: int, *, may_wait: bool, now: float
+    ) -> None:
         self.message = message
         """Its origin is the requester's client id."""
+        self.owner = owner
+        """Who may hear of it: `Session.owner` of the requester."""
         self.packet_id = packet_id
         self.serial = serial
         self.may_wait = may_wait
@@ -47,6 +53,8 @@ class Request:
         """Who was there when it came; used at once or never."""
         self.instance: Instance | None = None
         self.given_at = now
+        self.losses = 0
+        """Instances that went away with it."""
         self.late: set[Instance] | None = None
         """Instances that let their time pass: asked again only if nobody else is left."""
         self.unable: set[Instance] | None = None

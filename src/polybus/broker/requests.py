@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from polybus.broker import events
 from polybus.broker.events import emit
-from polybus.broker.giving import NO_ROOM, Giving
+from polybus.broker.giving import NO_ROOM, Giving, in_hand_last
 from polybus.broker.lifecycle import ENDS, RequestEvent, RequestState, advance
 from polybus.broker.limits import Limits
-from polybus.broker.message import Message, MessageProperties
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties
+from polybus.broker.outcomes import correlation_of
 from polybus.broker.request import Request
 from polybus.broker.services import Desk
 from polybus.broker.sessions import MAX_PACKET_ID, Session
@@ -53,21 +54,26 @@ class Requests(Giving):
         self.timeout_s = timeout_s
         """Of a request that names none."""
         self._serial = 0
-        self._next_ids: dict[str, int] = {}
 
     # -- from requesters --------------------------------------------------------------------------
 
     def accept(
-        self, desk: Desk, message: Message, packet_id: int, timeout_s: float | None, *, may_wait: bool
+        self,
+        desk: Desk,
+        message: Message,
+        owner: str,
+        packet_id: int,
+        timeout_s: float | None,
+        *,
+        may_wait: bool,
     ) -> Request | None:
         """A new request for `process`; None: it is under way already, or ended right here.
 
         Without a timeout it has the broker's. Raises `PacketIdInUse`.
         """
-        client_id = message.origin
-        mine = self.under_way.get(client_id)
+        mine = self.under_way.get(owner)
         if mine is None:
-            mine = self.under_way[client_id] = {}
+            mine = self.under_way[owner] = {}
         earlier = mine.get(packet_id)
         if earlier is not None:
             if earlier.topic == message.topic and earlier.message.payload == message.payload:
@@ -75,59 +81,58 @@ class Requests(Giving):
             raise PacketIdInUse(f"packet id {packet_id} belongs to a request that is not finished")
         now = self._dispatcher.now
         self._serial += 1
-        request = Request(message, packet_id, self._serial, may_wait=may_wait, now=now)
+        request = Request(message, owner, packet_id, self._serial, may_wait=may_wait, now=now)
         mine[packet_id] = request
+        if message.properties is not NO_MESSAGE_PROPERTIES:
+            self._correlated[correlation_of(request)] = request
         self.count += 1
         self.size_bytes += message.size_bytes()
         self._stats.requests_received += 1
         request.desk = desk
         if events.are_wanted(events.REQUEST_RECEIVED):
-            self._emit(events.REQUEST_RECEIVED, request, client_id)
+            self._emit(events.REQUEST_RECEIVED, request, message.origin)
+        if timeout_s is None:
+            timeout_s = self.timeout_s
         if self.count > self.limits.requests or len(mine) > self.limits.requests_per_client:
             self._end(request, RequestEvent.GIVE_UP, "too many requests are under way")
-            return None
-        if self._dispatcher.over_budget:
+        elif self._dispatcher.over_budget:
             self._end(request, RequestEvent.GIVE_UP, "the broker is short of memory")
-            return None
-        request.deadline = now + (self.timeout_s if timeout_s is None else timeout_s)
-        request.on_expiry = self._expire
-        request.handle = self._timers.schedule(request.deadline, request)
-        return request
+        elif timeout_s <= 0:
+            self._end(request, RequestEvent.EXPIRE, "it has no time")
+        else:
+            request.deadline = now + min(timeout_s, self.limits.request_timeout_s)
+            request.on_expiry = self._expire
+            request.handle = self._timers.schedule(request.deadline, request)
+            return request
+        return None
 
-    def new_packet_id(self, client_id: str) -> int:
+    def new_packet_id(self, owner: str) -> int:
         """For requesters whose protocol has none. 0: all are in use."""
-        mine = self.under_way.get(client_id) or {}
+        mine = self.under_way.get(owner) or {}
         if len(mine) >= MAX_PACKET_ID:
             return 0
-        packet_id = self._next_ids.get(client_id, 0) % MAX_PACKET_ID + 1
+        packet_id = self._serial % MAX_PACKET_ID + 1
         while packet_id in mine:
             packet_id = packet_id % MAX_PACKET_ID + 1
-        if len(self._next_ids) > self.limits.requests:
-            self._next_ids.clear()  # only a hint where to look first
-        self._next_ids[client_id] = packet_id
         return packet_id
 
-    def cancel(self, client_id: str, packet_id: int) -> bool:
+    def cancel(self, owner: str, packet_id: int) -> bool:
         """By its requester. False: there is nothing to cancel."""
-        request = (self.under_way.get(client_id) or {}).get(packet_id)
+        request = (self.under_way.get(owner) or {}).get(packet_id)
         if request is None or request.state in ENDS:
             return False
         self._end(request, RequestEvent.CANCEL, "canceled by its requester")
         return True
 
-    def find(self, client_id: str, topic: str, correlation_data: bytes | None) -> Request | None:
-        """The latest unfinished request of a client that looks like this."""
-        for request in reversed((self.under_way.get(client_id) or {}).values()):
-            said = request.message.properties.correlation_data
-            if request.topic == topic and said == correlation_data and request.state not in ENDS:
-                return request
-        return None
+    def find(self, owner: str, topic: str, correlation_data: bytes | None) -> Request | None:
+        """The latest request of an owner that looks like this, if it is not finished."""
+        request = self._correlated.get((owner, topic, correlation_data))
+        return None if request is None or request.state in ENDS else request
 
-    def forget_client(self, client_id: str) -> None:
+    def forget_client(self, owner: str) -> None:
         """The client starts clean: what it asked is canceled, what waits for it is thrown away."""
-        mine = list((self.under_way.get(client_id) or {}).values())
-        # Those that wait first: an instance that is freed is given nothing that is about to be canceled.
-        for request in sorted(mine, key=_is_with_an_instance):
+        mine = list((self.under_way.get(owner) or {}).values())
+        for request in sorted(mine, key=in_hand_last):
             if request.state in ENDS:
                 self._let_go(request)
             else:
@@ -138,13 +143,13 @@ class Requests(Giving):
     def answer(
         self,
         session: Session,
-        client_id: str,
+        owner: str,
         packet_id: int,
         payload: bytes,
         properties: MessageProperties,
     ) -> Request | None:
         """A request for `process` that has its answer; None: this session has no such request."""
-        request = self._in_hand_of(session, client_id, packet_id)
+        request = self._in_hand_of(session, owner, packet_id)
         if request is None:
             return None
         request.state = advance(request.state, RequestEvent.ANSWER)
@@ -155,9 +160,9 @@ class Requests(Giving):
             self._emit(events.ANSWER_RECEIVED, request, session.client_id)
         return request
 
-    def fail(self, session: Session, client_id: str, packet_id: int, text: str) -> bool:
+    def fail(self, session: Session, owner: str, packet_id: int, text: str) -> bool:
         """The service could not do it. False: it has no such request."""
-        request = self._in_hand_of(session, client_id, packet_id)
+        request = self._in_hand_of(session, owner, packet_id)
         if request is None:
             return False
         self._end(request, RequestEvent.FAIL, text, tell_service=False)
@@ -173,8 +178,8 @@ class Requests(Giving):
         """The broker is the service, and will not."""
         self._end(request, RequestEvent.FAIL, text)
 
-    def _in_hand_of(self, session: Session, client_id: str, packet_id: int) -> Request | None:
-        request = (self.under_way.get(client_id) or {}).get(packet_id)
+    def _in_hand_of(self, session: Session, owner: str, packet_id: int) -> Request | None:
+        request = (self.under_way.get(owner) or {}).get(packet_id)
         if (
             request is not None
             and request.state is RequestState.DELIVERED
@@ -185,7 +190,7 @@ class Requests(Giving):
         reason = "no such request" if request is None else f"the request is {request.state.words}"
         if request is not None and request.state is RequestState.DELIVERED:
             reason = "the request was given to someone else"
-        self.reject(session, reason, requester=client_id, packet_id=packet_id)
+        self.reject(session, reason, requester=owner, packet_id=packet_id)
         return None
 
     def reject(
@@ -232,10 +237,10 @@ class Requests(Giving):
             self._ended(request)
             self._let_go(request)
             return
-        session = self._registry.sessions.get(request.client_id)
-        if not request.may_wait and (session is None or session.link is None):
+        link = self._requester_link(request)
+        if link is None and not request.may_wait:
             self._end(request, RequestEvent.GIVE_UP, "its requester is away, and it may not wait")
-        elif self._keep(request, self._storage):
+        elif self._keep(request, self.unread if link is not None and link.blocked else self._storage):
             request.state = advance(request.state, RequestEvent.STORE)
             if events.are_wanted(events.ANSWER_STORED):
                 self._emit(events.ANSWER_STORED, request, request.client_id)

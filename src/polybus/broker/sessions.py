@@ -125,6 +125,7 @@ class Session:
         "link",
         "next_id",
         "outstanding",
+        "owner",
         "queue",
         "received",
         "replays",
@@ -139,6 +140,8 @@ class Session:
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
         self.user: str | None = None
+        self.owner = client_id
+        """Whose requests it may cancel and hear of: another user or protocol with the same id is another."""
         self.link: Link | None = None
         self.subscriptions: dict[str, Subscription] = {}
         self.inflight: dict[int, Delivery | DeliveryRun | None] = {}

@@ -50,7 +50,6 @@ class Stored:
         request: "Request | None",
         size_bytes: int,
         since: float,
-        order: int = 0,
     ) -> None:
         self.kind = kind
         self.message = message
@@ -58,8 +57,7 @@ class Stored:
         self.rank = (0 if request is None else 2) + message.priority
         self.size_bytes = size_bytes
         self.since = since
-        self.order = order
-        """Its place in line; 0: behind what is there."""
+        self.order = 0
         self.home: Storage | None = None
         """Where it is."""
         self.handle = 0
@@ -127,14 +125,15 @@ class Storage:
         if not self._enter(stored):
             return False
         if stored.kind is Kind.OUTCOME:
-            self._outcomes.setdefault(stored.message.origin, OrderedDict())[stored] = None
+            assert stored.request is not None
+            self._outcomes.setdefault(stored.request.owner, OrderedDict())[stored] = None
         else:
             topic = stored.message.topic
             shelf = self._shelves.get(topic)
             if shelf is None:
                 shelf = Shelf()
                 self._shelves.put(topic, shelf)
-            _line_up(shelf.entries(stored.kind, stored.message.priority), stored)
+            shelf.entries(stored.kind, stored.message.priority)[stored] = None
         return True
 
     def _enter(self, stored: Stored) -> bool:
@@ -150,7 +149,7 @@ class Storage:
         self.count += 1
         self.counts[stored.kind] += 1
         self._order += 1
-        stored.order = stored.order or self._order
+        stored.order = self._order
         self._ranks[rank][stored] = None
         self._rank_bytes[rank] += stored.size_bytes
         self.size_bytes += stored.size_bytes
@@ -174,10 +173,12 @@ class Storage:
         self.counts[stored.kind] -= 1
         message = stored.message
         if stored.kind is Kind.OUTCOME:
-            mine = self._outcomes[message.origin]
+            assert stored.request is not None
+            owner = stored.request.owner
+            mine = self._outcomes[owner]
             del mine[stored]
             if not mine:
-                del self._outcomes[message.origin]
+                del self._outcomes[owner]
             return
         shelf = self._shelves.get(message.topic)
         assert shelf is not None
@@ -186,7 +187,7 @@ class Storage:
             self._shelves.remove(message.topic)
 
     def matching(self, kind: Kind, path: str) -> Iterator[Stored]:
-        """Priority first, and each in its order. Take none while this is being read."""
+        """Priority first, and each in the order in which they came. Take none while this is being read."""
         if not self.counts[kind]:
             return
         found = self._shelves.match_filter(path)
@@ -194,20 +195,8 @@ class Storage:
         for is_priority in (True, False):
             yield from merge(*(shelf.entries(kind, is_priority) for shelf in shelves), key=_order)
 
-    def outcomes_of(self, client_id: str) -> list[Stored]:
-        return list(self._outcomes.get(client_id, ()))
-
-
-def _line_up(entries: Entries, stored: Stored) -> None:
-    """Almost always it is the last, and else nearly always the first."""
-    is_last = not entries or next(reversed(entries)).order < stored.order
-    is_first = not is_last and stored.order < next(iter(entries)).order
-    entries[stored] = None
-    if is_first:
-        entries.move_to_end(stored, last=False)
-    elif not is_last:
-        for behind in [other for other in entries if other.order > stored.order]:
-            entries.move_to_end(behind)
+    def outcomes_of(self, owner: str) -> list[Stored]:
+        return list(self._outcomes.get(owner, ()))
 
 
 def _order(stored: Stored) -> int:

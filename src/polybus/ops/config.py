@@ -184,6 +184,7 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "limits.requests": (1, 1_000_000_000),
     # A TBus client tells its requests apart by a PacketId of 16 bits.
     "limits.requests_per_client": (1, _U16),
+    "limits.request_timeout_s": (1, _U32),
     "limits.request_ends_kept_s": (0, _U32),
     "limits.memory_bytes": (1024 * 1024, _TIB),
     "mqtt.sys_interval_s": (0, _DAY_S),

@@ -25,6 +25,10 @@ from polybus.session.intake import Intake, Pause, Refusal, State
 
 log = logging.getLogger("polybus.session")
 
+OWNER_MARKS: Final = ("\x01", "\x02")
+"""How the names of owners begin that are not just a TBus client id; see `name_owner`."""
+MAX_ERROR_CHARACTERS: Final = 4096
+"""Of what a service says of its failure, kept for the requester."""
 MAX_CACHED_PERMISSIONS: Final = 1024
 AUTHENTICATION_S: Final = 60.0
 """How long an authenticator may take for its verdict."""
@@ -45,6 +49,7 @@ class StreamLink(Intake):
         "certificate_name",
         "client_id",
         "connected_at",
+        "owner",
         "peer",
         "permissions",
         "user",
@@ -65,6 +70,8 @@ class StreamLink(Intake):
     ) -> None:
         super().__init__(broker, port, encoding, now=now)
         self.client_id = ""
+        self.owner = ""
+        """Whose requests this client may cancel and hear of; see `Session.owner`."""
         self.user: str | None = None
         self.peer = peer
         self.certificate_name = certificate_name
@@ -80,6 +87,10 @@ class StreamLink(Intake):
 
     def accept(self, verdict: Verdict) -> None:
         """Welcome a client that may come in: `enter`, and say so. Raises PeerError."""
+        raise NotImplementedError
+
+    def name_owner(self) -> str:
+        """A name for this client as a requester, that no other user or protocol gives to anyone."""
         raise NotImplementedError
 
     def refuse(self, error: PeerError) -> None:
@@ -164,8 +175,15 @@ class StreamLink(Intake):
         broker = self.broker
         self.state = State.CONNECTED
         self.connected_at = broker.now
+        self.owner = self.name_owner()
         session, present = broker.open(
-            self, self.client_id, clean_start=clean_start, expiry_s=expiry_s, will=will, window=window
+            self,
+            self.client_id,
+            clean_start=clean_start,
+            expiry_s=expiry_s,
+            will=will,
+            window=window,
+            owner=self.owner,
         )
         session.user = self.user
         broker.stats.connections_accepted += 1

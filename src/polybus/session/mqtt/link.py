@@ -28,6 +28,7 @@ from polybus.session.mqtt.encoding import MQTT_5, PrivateEncoding, encode_duplic
 from polybus.session.mqtt.options import MqttOptions
 from polybus.session.mqtt.reader import MqttReader
 from polybus.session.mqtt.requests import Unwelcome
+from polybus.session.stream import MAX_ERROR_CHARACTERS
 from polybus.wire.mqtt.checks import REASON_CODES
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
@@ -204,6 +205,9 @@ class MqttLink(MqttReader):
             events.CLIENT_CONNECTED,
             client_id=self.client_id, peer=self.peer, protocol="mqtt", version=self.version,
         )  # fmt: skip
+
+    def name_owner(self) -> str:
+        return f"\x02{self.user or ''}\x01{self.client_id}"
 
     # -- enhanced authentication (5.0 section 4.12) -------------------------------------------------
 
@@ -395,7 +399,7 @@ class MqttLink(MqttReader):
     def _request(self, route: Route, message: Message, may_wait: bool, expiry_s: int | None) -> None:
         assert message.properties.response_topic is not None
         self._route(message.properties.response_topic)  # raises for one that nobody could subscribe to
-        packet_id = self.broker.requests.new_packet_id(self.client_id)
+        packet_id = self.broker.requests.new_packet_id(self.owner)
         if not packet_id:
             raise Unwelcome(ReasonCode.QUOTA_EXCEEDED, "too many requests are under way")
         message.retain = False
@@ -404,8 +408,8 @@ class MqttLink(MqttReader):
 
     def _cancel(self, message: Message) -> None:
         correlation = message.properties.correlation_data
-        found = self.broker.requests.find(self.client_id, message.topic, correlation)
-        if found is None or not self.broker.cancel_request(self.client_id, found.packet_id):
+        found = self.broker.requests.find(self.owner, message.topic, correlation)
+        if found is None or not self.broker.cancel_request(self.owner, found.packet_id):
             raise Unwelcome(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "there is no such request to cancel")
 
     def _answer(self, packet: Publish, topic: str, session: Session) -> None:
@@ -416,10 +420,10 @@ class MqttLink(MqttReader):
             broker.requests.reject(session, "no such request", topic=topic)
             is_taken = False
         elif requests.is_error(properties):
-            text = packet.payload.decode(errors="replace")
-            is_taken = broker.fail_request(session, request.client_id, request.packet_id, text)
+            text = packet.payload.decode(errors="replace")[:MAX_ERROR_CHARACTERS]
+            is_taken = broker.fail_request(session, request.owner, request.packet_id, text)
         else:
-            is_taken = broker.answer(session, request.client_id, request.packet_id, packet.payload, properties)
+            is_taken = broker.answer(session, request.owner, request.packet_id, packet.payload, properties)
         if not is_taken:
             raise Unwelcome(ReasonCode.NOT_AUTHORIZED, "you have no such request to answer")
 

@@ -22,7 +22,7 @@ from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Route
 from polybus.broker.topics import SHARE_PREFIX, InvalidTopic, parse_filter
 from polybus.errors import PeerError
-from polybus.session.stream import END_TEXTS
+from polybus.session.stream import END_TEXTS, MAX_ERROR_CHARACTERS, OWNER_MARKS
 from polybus.session.tbus.bulking import Bulker, bulker
 from polybus.session.tbus.options import TbusOptions
 from polybus.session.tbus.reader import TbusReader, bad_bulk, wrong
@@ -52,8 +52,6 @@ from polybus.wire.tbus.packets import (
 WELCOME: Final = encode(ConnAck())
 PINGRESP: Final = encode(PingResp())
 MAX_TIMEOUT_S: Final = 0xFFFF_FFFF
-MAX_REASON: Final = 4096
-"""Characters of a service's ReasonString that are kept for the requester."""
 NEVER_REPLAY: Final = 2
 """Retained messages do not cross to TBus: a subscription gets what is published from now on."""
 
@@ -127,6 +125,8 @@ class TbusLink(TbusReader):
     def _on_connect(self, connect: Connect) -> None:
         if connect.is_broker:
             raise PeerError(ConnectReason.UNSPECIFIED, "this broker takes no neighbours", "TB-15")
+        if connect.client_id[0] in OWNER_MARKS:
+            raise PeerError(ConnectReason.MALFORMED, "a client id begins with no U+0001 or U+0002", "TB-03")
         self._connect = connect
         self.client_id = connect.client_id
         self.check_room()
@@ -140,19 +140,20 @@ class TbusLink(TbusReader):
         self._connect = None  # it may hold a token
         known = broker.registry.sessions.get(self.client_id)
         if known is not None:
-            if known.link is not None:
-                raise PeerError(
-                    ConnectReason.CLIENT_ID_IN_USE, "a connection with this client id exists", "TB-03"
-                )
-            # Kept for a client of another protocol, with subscriptions that TBus has no words for.
-            broker.drain()
-            broker.registry.end(known, broker.now)
+            whose = "a connection with this client id exists"
+            if known.link is None:
+                whose = "this client id belongs to an MQTT session that is kept"
+            raise PeerError(ConnectReason.CLIENT_ID_IN_USE, whose, "TB-03")
         session, _ = self.enter(keep_alive_s=connect.keep_alive_s, clean_start=connect.clean_start)
         self.reply(WELCOME)
         self.flush()  # by itself, whatever waits for this client
         self._bulker = bulker(self._options.bulk, connect.bulk_limit)
         broker.greeted(session)
         emit(events.CLIENT_CONNECTED, client_id=self.client_id, peer=self.peer, protocol="tbus")
+
+    def name_owner(self) -> str:
+        """What services see as ResponseDestination."""
+        return self.client_id if self.user is None else f"\x01{self.user}\x01{self.client_id}"
 
     # -- messages, requests, answers ----------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class TbusLink(TbusReader):
     ) -> None:
         broker = self.broker
         if not may_publish:
-            if packet_id in broker.requests.under_way.get(self.client_id, ()):
+            if packet_id in broker.requests.under_way.get(self.owner, ()):
                 raise wrong(f"PacketId {packet_id} belongs to a request that is not finished", "TB-08")
             self._reply(ReqAck(packet_id, RequestState.NOT_DELIVERED, reason_string="not authorized"))
             return
@@ -205,12 +206,12 @@ class TbusLink(TbusReader):
     def _on_reqack(self, packet: ReqAck, session: Session) -> None:
         packet_id, requester = packet.packet_id, packet.response_destination
         if packet.state is RequestState.CANCELED:
-            if not self.broker.cancel_request(self.client_id, packet_id):
+            if not self.broker.cancel_request(self.owner, packet_id):
                 self._reply_unknown(packet_id, None, "there is nothing to cancel")
         elif packet.state is RequestState.ERROR:
             if requester is None:
                 raise wrong("REQACK: ResponseDestination is missing", "TB-07")
-            why = (packet.reason_string or "the service failed")[:MAX_REASON]
+            why = (packet.reason_string or "the service failed")[:MAX_ERROR_CHARACTERS]
             if not self.broker.fail_request(session, requester, packet_id, why):
                 self._reply_unknown(packet_id, requester, "you have no such request")
         else:
@@ -234,16 +235,14 @@ class TbusLink(TbusReader):
         left_s = min(max(1, math.ceil(request.deadline - now)), MAX_TIMEOUT_S)
         return b"".join(
             encode_request(
-                message.topic, message.payload, message.priority, left_s, request.client_id, request.packet_id
+                message.topic, message.payload, message.priority, left_s, request.owner, request.packet_id
             )
         )
 
     def cancel_frame(self, request: Request) -> bytes | None:
-        return encode(ReqAck(request.packet_id, RequestState.CANCELED, request.client_id, request.topic))
+        return encode(ReqAck(request.packet_id, RequestState.CANCELED, request.owner, request.topic))
 
     def outcome(self, request: Request, now: float) -> bytes | None:
-        if request.message.properties.response_topic is not None:
-            return None  # it asked by MQTT, with a packet id it does not know
         if request.is_answered:
             priority = request.message.priority
             parts = encode_answer(request.answer or b"", priority, request.client_id, request.packet_id)
