@@ -13,8 +13,8 @@ def check_requests(broker: Broker) -> None:
     """At rest, when nothing is in the lanes."""
     requests = broker.requests
     assert all(requests.under_way.values()), "a client without requests is not listed"
-    for client_id, mine in requests.under_way.items():
-        assert all(r.client_id == client_id and r.packet_id == i for i, r in mine.items())
+    for owner, mine in requests.under_way.items():
+        assert all(r.owner == owner and r.packet_id == i for i, r in mine.items())
     everyone = [r for mine in requests.under_way.values() for r in mine.values()]
     assert requests.count == len(everyone)
     sizes = [r.message.size_bytes() + _answer_bytes(r) for r in everyone]

@@ -263,7 +263,8 @@ class Fuzzer:
         world = self.world
         world.advance(1_000)
         broker = world.broker
-        for client_id in list(broker.requests.under_way):  # what may wait for years
+        under_way = [r for mine in broker.requests.under_way.values() for r in mine.values()]
+        for client_id in {r.client_id for r in under_way}:  # what may wait for years
             world.connect(client_id, V5).drop()
         broker.storage.set_limits(0, 0)
         broker.storage.set_limits(LIMITS.stored_messages, LIMITS.stored_bytes)
@@ -271,12 +272,17 @@ class Fuzzer:
         world.worker.receive_all()
         world.hear()
         dispatcher = broker.dispatcher
+        requests = broker.requests
+        places = (broker.storage, requests.ends, requests.line, requests.unread)
         left = {
             "sessions": len(broker.registry.sessions) - 4,
             "connected": broker.registry.connected - 4,
             "subscriptions": broker.subscriptions.count - 3,
             "requests": broker.requests.count,
-            "stored": broker.storage.count + broker.requests.ends.count + broker.requests.line.count,
+            "stored": sum(place.count for place in places),
+                s.count
+                for s in (broker.storage, broker.requests.ends, broker.requests.line, broker.requests.unread)
+            ),
             "requests without an end": len(world.unanswered),
             "timers": len(broker.timers._targets),
             "timer entries past 128": max(0, len(broker.timers._heap) - 128),
@@ -483,7 +489,7 @@ def _own_packets(peer: Peer) -> list[bytes]:
         for qos in (0, 1, 2)
         for status in ("", "error")
     ]
-    asked = peer.world.broker.requests.under_way.get(session.client_id, {}).values()
+    asked = peer.world.broker.requests.under_way.get(session.owner, {}).values()
     packets += [request("cancel", b"", topic=r.topic) for r in asked]
     return [encode(packet, V5) for packet in packets]
 
