@@ -280,9 +280,6 @@ class Fuzzer:
             "subscriptions": broker.subscriptions.count - 3,
             "requests": broker.requests.count,
             "stored": sum(place.count for place in places),
-                s.count
-                for s in (broker.storage, broker.requests.ends, broker.requests.line, broker.requests.unread)
-            ),
             "requests without an end": len(world.unanswered),
             "timers": len(broker.timers._targets),
             "timer entries past 128": max(0, len(broker.timers._heap) - 128),
