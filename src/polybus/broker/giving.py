@@ -318,7 +318,7 @@ class Giving(Outcomes):
         for request in sorted(mine, key=in_hand_last):
             stored = request.stored
             if request.state in ENDS or request.state is RequestState.ANSWER_STORED:
-                if stored is not None and stored.home is self.unread:
+                if stored is not None and (stored.home is self.unread or not request.may_wait):
                     self._unstore(request, stored)
                     self._wait_for_requester(request)
             elif not request.may_wait and request.state is not RequestState.ANSWERED:
