@@ -106,6 +106,9 @@ def _check_timers(broker: Broker, everyone: list[Request]) -> None:
         assert (request.stored in targets) == has_ended
         attempt = request.attempt
         assert attempt is None or (attempt in targets and request.state is RequestState.DELIVERED)
+        if request.state is RequestState.DELIVERED:
+            rule = broker.subscriptions.desk(broker.subscriptions.route_of(request.topic)).rule
+            assert (attempt is not None) == bool(rule.answer_within_s)
     messages = [s for s in stored_in(broker.storage, []) if s.kind is Kind.MESSAGE]
     assert all((s in targets) == (s.message.expires_at is not None) for s in messages)
     known = {id(r) for r in everyone} | {id(r.stored) for r in everyone} | {id(r.attempt) for r in everyone}

@@ -365,8 +365,11 @@ class Life(RuleBasedStateMachine):
                 self._ask_again(name, pick, is_same=deed == "ask again")
 
     def _cancel(self, name: str, pick: int) -> None:
-        """Anything this client ever asked."""
+        """What is under way, in any state, or was at some time."""
+        kept = self.bus.broker.requests.under_way.get(name, {})
         mine = [case for case in self.cases.values() if case.client == name]
+        if pick % 4:
+            mine = [case for case in mine if case.request.packet_id in kept] or mine
         if mine:
             case = mine[-1 - pick % len(mine)]
             is_open = not case.has_ended
@@ -392,7 +395,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         deeds=st.lists(
-            st.tuples(servers, picks, st.sampled_from(["answer"] * 5 + ["twice", "fail", "wrong"])),
+            st.tuples(servers, picks, st.sampled_from(["answer"] * 5 + ["twice", "twice", "fail", "wrong"])),
             min_size=1,
             max_size=4,
         )
@@ -602,6 +605,8 @@ class Life(RuleBasedStateMachine):
                 case.is_lost = True
             assert case.is_lost != is_kept
             assert case.is_lost or not self.clients[case.client].can_read, "it could be told"
+        for name, limit in ((c, self.bus.broker.limits.requests_per_client) for c in self.clients):
+            assert sum(c.client == name and not c.has_ended for c in self.cases.values()) <= limit
         stats = self.bus.broker.stats
         counted = sum(getattr(stats, f"requests_{name}") for name in END_STATS)
         assert counted == sum(case.has_ended for case in self.cases.values())
