@@ -40,6 +40,10 @@ class Stats(msgspec.Struct):
     sessions_expired: int = 0
     ticks: int = 0
 
+    def traffic(self) -> int:
+        """What clients had to say to each other; it only grows."""
+        return self.messages_received + self.requests_received + self.requests_answered
+
     def count_end(self, state: RequestState) -> None:
         """A request has ended in this state."""
         match state:

@@ -1,7 +1,11 @@
 """Listening. It accepts sockets itself, for two reasons. The event loop's own servers accept whoever is in
 the kernel's line in one go, and hundreds that come in the same instant would hold up everyone else
 (TB-20). And they tell of a TLS connection only when its handshake is over; until then nobody would
-count it."""
+count it.
+
+One newcomer is accepted at a time, and while messages flow only one in a while: a bus that is busy without
+a break delays them more than its own work does, because those who talk have to wait for a core too.
+"""
 
 import asyncio
 import logging
@@ -12,9 +16,8 @@ from typing import Final
 
 log = logging.getLogger("polybus.net")
 
-ACCEPTS_A_TURN: Final = 1
-"""Connections accepted before others get their turn. Each costs some hundred microseconds until its client
-is greeted, and that is what a message under way may have to wait."""
+PACE_S: Final = 0.001
+"""Between two newcomers while others talk. Each costs some hundred microseconds until its client is greeted."""
 PAUSE_S: Final = 1.0
 """How long nothing is accepted after the system could not give us a socket."""
 
@@ -55,13 +58,17 @@ class Acceptor:
         context: ssl.SSLContext | None,
         *,
         has_room: Callable[[int], bool],
+        traffic: Callable[[], int],
         handshake_timeout_s: float,
     ) -> None:
-        """`has_room` is asked before a TLS handshake, with the number of those under way."""
+        """`has_room` is asked before a TLS handshake, with the number of those under way; `traffic` counts
+        what those who are in have said."""
         self.sockets = sockets
         self._context = context
         self._factory = factory
         self._has_room = has_room
+        self._traffic = traffic
+        self._traffic_before = 0
         self._handshake_timeout_s = handshake_timeout_s
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -80,24 +87,33 @@ class Acceptor:
             task.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
-        for _ in range(ACCEPTS_A_TURN):
-            try:
-                peer, _ = sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):
-                return
-            except OSError:  # out of descriptors; whoever waits stays in the kernel's line
-                self._loop.remove_reader(sock)
-                self._loop.call_later(PAUSE_S, self._go_on, sock)
-                return
-            if self._context is not None and not self._has_room(len(self._handshakes)):
-                peer.close()
-                continue
-            peer.setblocking(False)
-            if peer.family != socket.AF_UNIX:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._loop.create_task(self._shake_hands(peer))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+        try:
+            peer, _ = sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError:  # out of descriptors; whoever waits stays in the kernel's line
+            self._wait(sock, PAUSE_S)
+            return
+        self._greet(peer)
+        traffic = self._traffic()
+        if traffic != self._traffic_before:
+            self._traffic_before = traffic
+            self._wait(sock, PACE_S)
+
+    def _greet(self, peer: socket.socket) -> None:
+        if self._context is not None and not self._has_room(len(self._handshakes)):
+            peer.close()
+            return
+        peer.setblocking(False)
+        if peer.family != socket.AF_UNIX:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = self._loop.create_task(self._shake_hands(peer))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    def _wait(self, sock: socket.socket, seconds: float) -> None:
+        self._loop.remove_reader(sock)
+        self._loop.call_later(seconds, self._go_on, sock)
 
     def _go_on(self, sock: socket.socket) -> None:
         if not self._is_closed:

@@ -321,6 +321,7 @@ class Server:
             factory,
             context,
             has_room=self._has_room,
+            traffic=self.broker.stats.traffic,
             handshake_timeout_s=self.config.limits.connect_timeout_s,
         )
 
