@@ -11,7 +11,7 @@ from polybus.broker.access import Access, Credentials, Verdict
 from polybus.broker.limits import Limits
 from polybus.wire.mqtt.packets import V5, Auth, Disconnect
 from tests.session.harness import Wire, World, connect_packet
-from tests.session.tbus import TbusPeer, framed, message, subscribe, text
+from tests.session.tbus import TbusPeer, framed, message, request, subscribe, text
 
 
 class Told:
@@ -187,3 +187,27 @@ def test_secrets_stay_out(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in repr(peer.link._connect)
     assert "secret" not in str([r.__dict__ for r in caplog.records])
     assert told()
+
+
+def test_how_a_request_ended_and_who_had_it(told: Told) -> None:
+    world = World()
+    service, asker = _tbus(world, "service"), _tbus(world, "asker")
+    assert isinstance(service, TbusPeer)
+    assert isinstance(asker, TbusPeer)
+    service.say(subscribe("job"))
+    told()
+    asker.say(request("job", b"?", 7))
+    failed = b"\x08" + text("asker") + b"\x40\0\x07\x41\x0d"
+    service.say(framed(0x50, bytes((len(failed),)) + failed))
+    ends = {name: fields for name, fields in told() if name == "request failed"}
+    assert ends["request failed"].pop("duration_s") == 0
+    assert ends == {
+        "request failed": {
+            "client_id": "asker",
+            "topic": "job",
+            "request": 1,
+            "requester": "asker",
+            "packet_id": 7,
+            "service": "service",
+        }
+    }

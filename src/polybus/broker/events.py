@@ -6,6 +6,7 @@ Each has one name, one level and the same field names everywhere, and goes throu
     client_id    whose deed it is
     topic        topic name, or topic filter of a subscription
     request      number of the request, unique in this run of the broker; with `requester`, `packet_id`
+    service      client id of whoever had the request when it ended
     duration_s   since the connection, the storing or the request began
     reason       why, for people
     payload_bytes  of a message

@@ -406,7 +406,7 @@ class Giving(Outcomes):
             self._unstore(request, request.stored)
         request.state = advance(request.state, event)
         request.reason = reason
-        self._ended(request)
+        self._ended(request, instance.session.client_id if instance is not None else None)
         if not tell or not self._tell_end(request):
             self._let_go(request)
         if instance is not None:

@@ -68,15 +68,15 @@ class Outcomes:
         self.ends.set_limits(limits.stored_messages, limits.stored_bytes)
         self.unread.set_limits(limits.requests, limits.memory_bytes)
 
-    def _ended(self, request: Request) -> None:
-        """It has its end; the requester may still have to hear of it."""
+    def _ended(self, request: Request, service: str | None = None) -> None:
+        """It has its end, in the hands of `service`; the requester may still have to hear of it."""
         if request.handle:
             self._timers.cancel(request.handle)
             request.handle = 0
         self._stats.count_end(request.state)
         event = END_EVENTS[request.state]
         if events.are_wanted(event):
-            self._emit(event, request, request.client_id)
+            self._emit(event, request, request.client_id, service)
 
     def _tell_end(self, request: Request) -> bool:
         """False: the requester was told, or will not be."""
@@ -202,7 +202,7 @@ class Outcomes:
         request.answer = None
         request.answer_properties = NO_MESSAGE_PROPERTIES
 
-    def _emit(self, event: Event, request: Request, client_id: str) -> None:
+    def _emit(self, event: Event, request: Request, client_id: str, service: str | None = None) -> None:
         emit(
             event,
             client_id=client_id,
@@ -210,6 +210,7 @@ class Outcomes:
             request=request.serial,
             requester=request.client_id,
             packet_id=request.packet_id,
+            service=service,
             duration_s=round(self._dispatcher.now - request.created_at, 6),
             # What a service says of its failure is for the requester alone.
             reason=None if request.state is RequestState.ERROR else request.reason or None,

@@ -25,6 +25,7 @@ from polybus.broker import events
 from polybus.errors import ConfigError
 from polybus.ops.config import LogFormat, LogLevel
 from polybus.ops.event_file import EventFile
+from polybus.ops.flood import FloodFilter
 from polybus.ops.log_records import LEVELS, TRACE, as_text, fields_of, level_name
 from polybus.ops.tables import reason_of
 
@@ -76,6 +77,7 @@ def configure(
     handler = _log_handler(file)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     handler.setLevel(LEVELS[level])
+    handler.addFilter(FloodFilter())
     try:
         event_handler = _event_handler(event_file)
     except ConfigError:
