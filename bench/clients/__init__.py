@@ -1,0 +1,1 @@
+"""The client libraries: Polybus's in Python and C++ beside paho-mqtt and libmosquitto."""
