@@ -90,7 +90,7 @@ def test_refusal_names_its_reason(
     make: Make, version: int, code: int, reason_code: ReasonCode, may_retry: bool
 ) -> None:
     script = make(version).connect(ConnAck(code))
-    error, retry = script.ended
+    error, retry, _ = script.ended
     assert isinstance(error, ConnectRefused)
     assert error.reason_code == reason_code
     assert reason_code.name.replace("_", " ").lower() in str(error)
@@ -248,14 +248,14 @@ def test_bad_topic_is_the_callers_fault(make: Make, topic: str, qos: int) -> Non
 def test_withdrawn_publish_is_never_sent(make: Make) -> None:
     script = make()
     token = script.publish("a", qos=1)
-    assert script.core.abandon(token)
+    assert script.core.abandon(token, now=script.now)
     script.connect().expect_nothing()
 
 
 def test_sent_publish_cannot_be_withdrawn(make: Make) -> None:
     script = make().connect()
     token = script.publish("a", qos=1)
-    assert not script.core.abandon(token)
+    assert not script.core.abandon(token, now=script.now)
 
 
 # --- receive ----------------------------------------------------------------------------------------

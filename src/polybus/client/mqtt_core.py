@@ -22,17 +22,28 @@ from typing import assert_never
 import msgspec
 
 from polybus.client.errors import ClientError, ConnectionLost, ConnectRefused, PublishRefused
-from polybus.client.events import Accepted, Completed, CoreEvent, Ended, Failed, Receipt, Received
+from polybus.client.events import (
+    Accepted,
+    Completed,
+    CoreEvent,
+    Ended,
+    Failed,
+    Receipt,
+    Received,
+    ReturnAddress,
+)
+from polybus.client.frames import MAX_FRAME_BYTES, FrameReader
 from polybus.client.keep_alive import KeepAlive, Verdict
 from polybus.client.message import Message, SubscribeOptions
-from polybus.client.mqtt_frames import MAX_FRAME_BYTES, FrameReader
-from polybus.client.mqtt_inflight import Inbox, Outbox, Outgoing, PacketIds
+from polybus.client.mqtt_inflight import Inbox, Outbox, Outgoing
 from polybus.client.mqtt_limits import ServerLimits
 from polybus.client.mqtt_reasons import CONNECT_RETURN_CODES, FINAL_REASONS, describe_reason, is_refusal
-from polybus.client.mqtt_requests import Requests, subscribe_packet
 from polybus.client.mqtt_settings import MqttSettings
+from polybus.client.packet_ids import PacketIds
+from polybus.client.service import MAX_CONCURRENCY
+from polybus.client.subscribing import Subscribing
 from polybus.errors import PeerError, UsageError
-from polybus.wire.mqtt.codec import decode, encode
+from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import (
     NO_PROPERTIES,
     V5,
@@ -52,9 +63,12 @@ from polybus.wire.mqtt.packets import (
     ReasonCode,
     SubAck,
     Subscribe,
+    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
+
+SERVICE = "polybus-service"
 
 
 class State(Enum):
@@ -73,14 +87,22 @@ class MqttCore:
         self._has_session = False  # one that we began ourselves
         packet_ids = PacketIds()
         self._outbox = Outbox(packet_ids)
-        self._requests = Requests(packet_ids)
+        self._subscribing = Subscribing(packet_ids)
         self._inbox = Inbox(settings.receive_maximum if settings.version >= V5 else 0xFFFF)
         self._last_token = 0
-        self._frames = FrameReader(settings.maximum_packet_size or MAX_FRAME_BYTES)
+        self._frames = FrameReader(next_frame, settings.maximum_packet_size or MAX_FRAME_BYTES)
         self._output: list[bytes] = []
         self.pending_output = 0
         self._aliases: dict[int, str] = {}
-        self._keep_alive = KeepAlive(0, now=0)
+        self._keep_alive = KeepAlive.mqtt(0, now=0)
+
+    @property
+    def protocol(self) -> str:
+        return "MQTT 5.0" if self._version >= V5 else "MQTT 3.1.1"
+
+    @property
+    def has_requests(self) -> bool:
+        return self._version >= V5
 
     @property
     def has_properties(self) -> bool:
@@ -91,7 +113,7 @@ class MqttCore:
     def connect(self, *, now: float) -> None:
         self.connection_lost()
         self.state = State.CONNECTING
-        self._keep_alive = KeepAlive(0, now=now)
+        self._keep_alive = KeepAlive.mqtt(0, now=now)
         self._send(self._settings.connect_packet(self._client_id, clean_start=self._wants_clean_start()), now)
 
     def connection_lost(self) -> None:
@@ -102,7 +124,7 @@ class MqttCore:
         self._aliases.clear()
         self._inbox.pause()
         self._outbox.pause()
-        self._requests.pause()
+        self._subscribing.pause()
 
     def disconnect(self, *, now: float) -> None:
         """Say goodbye. The will is not published; the session ends unless a time for it was set."""
@@ -132,7 +154,7 @@ class MqttCore:
         self._send(PingReq(), now)
         self._keep_alive.pinged(now)
 
-    def take_output(self) -> bytes:
+    def take_output(self, *, now: float) -> bytes:
         data = b"".join(self._output)
         self._output.clear()
         self.pending_output = 0
@@ -140,7 +162,7 @@ class MqttCore:
 
     # --- operations -------------------------------------------------------------------------------
 
-    def publish(self, message: Message, *, now: float) -> int:
+    def publish(self, message: Message, wait_s: int = 0, *, now: float) -> int:
         """QoS 0 needs a connection; QoS 1 and 2 wait for one. Raises `PublishRefused`, `UsageError`."""
         publish = Publish(
             message.topic, message.payload, message.qos, message.retain, False, 0, message.properties
@@ -170,23 +192,44 @@ class MqttCore:
         if self.state is State.CONNECTED:
             self.limits.check_subscribe(options)
         token = self._next_token()
-        self._requests.subscribe(token, options)
+        self._subscribing.subscribe(token, options)
         self._send_waiting([], now)
         return token
 
     def unsubscribe(self, topic_filter: str, *, now: float) -> int:
         token = self._next_token()
-        self._requests.unsubscribe(token, topic_filter)
+        self._subscribing.unsubscribe(token, topic_filter)
         self._send_waiting([], now)
         return token
 
-    def abandon(self, token: int) -> bool:
-        return self._outbox.withdraw(token) or self._requests.withdraw(token)
+    def abandon(self, token: int, *, now: float) -> bool:
+        return self._outbox.withdraw(token) or self._subscribing.withdraw(token)
 
     def acknowledge(self, receipt: Receipt, *, now: float) -> None:
         answer = self._inbox.handled(receipt)
         if answer is not None and self.state is State.CONNECTED:
             self._send(answer, now)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    @property
+    def takes_requests(self) -> bool:
+        return True
+
+    def request(self, message: Message, timeout_s: float, may_wait: bool, *, now: float) -> int:
+        raise UsageError("not yet")
+
+    def request_id(self, token: int) -> int:
+        return token
+
+    def answer(self, to: ReturnAddress, request: Message, payload: bytes, *, now: float) -> None:
+        pass
+
+    def fail(self, to: ReturnAddress, request: Message, reason: str, *, now: float) -> None:
+        pass
+
+    def prepare_goodbye(self, reason_code: int, reason: str) -> None:
+        pass
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -227,7 +270,7 @@ class MqttCore:
                 answer = self._inbox.released(packet.packet_id)
                 self._send(answer, now)
             case SubAck() | UnsubAck():
-                events.append(self._requests.answered(packet))
+                events.append(self._on_suback(packet))
                 self._send_waiting(events, now)
             case PingResp():
                 pass
@@ -249,6 +292,16 @@ class MqttCore:
             case _:
                 assert_never(packet)
 
+    def _on_suback(self, packet: SubAck | UnsubAck) -> CoreEvent:
+        # Before 5.0 an UNSUBACK holds no reason codes.
+        code = packet.reason_codes[0] if packet.reason_codes else 0
+        refusal = (code, describe_reason(code, packet.properties)) if is_refusal(code) else None
+        is_suback = isinstance(packet, SubAck)
+        event = self._subscribing.answered(packet.packet_id, is_suback=is_suback, refusal=refusal)
+        if event is None:
+            raise PeerError(ReasonCode.PROTOCOL_ERROR, f"{type(packet).__name__} answers nothing we asked")
+        return event
+
     def _handle_connack(self, packet: ConnAck, events: list[CoreEvent], now: float) -> None:
         if self.state is not State.CONNECTING:
             raise PeerError(ReasonCode.PROTOCOL_ERROR, "a second CONNACK", "MQTT-3.2.0-2")
@@ -265,7 +318,7 @@ class MqttCore:
         self.limits = ServerLimits.announced(properties)
         self._client_id = properties.assigned_client_id or self._client_id
         keep_alive_s = properties.server_keep_alive_s
-        self._keep_alive = KeepAlive(
+        self._keep_alive = KeepAlive.mqtt(
             self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s, now=now
         )
         self._resume(packet.session_present, events, now)
@@ -276,10 +329,10 @@ class MqttCore:
         releases, complete, resent = self._outbox.resume(
             self.limits.receive_maximum, session_present=session_present
         )
-        renewed = () if session_present else self._requests.renew()
+        renewed = () if session_present else self._subscribing.renew()
         events.append(Accepted(session_present, self._client_id, resent + len(releases), renewed))
         events.extend(Completed(token) for token in complete)
-        self._send_waiting_requests(now)
+        self._send_waiting_wishes(now)
         for release in releases:
             self._send(release, now)
         self._send_waiting(events, now)
@@ -329,7 +382,7 @@ class MqttCore:
     def _send_waiting(self, events: list[CoreEvent], now: float) -> None:
         if self.state is not State.CONNECTED:
             return
-        self._send_waiting_requests(now)
+        self._send_waiting_wishes(now)
         while (outgoing := self._outbox.next_to_send()) is not None:
             publish = outgoing.publish
             frame = encode(publish, self._version)
@@ -341,10 +394,14 @@ class MqttCore:
             else:
                 self._write(frame, now)
 
-    def _send_waiting_requests(self, now: float) -> None:
+    def _send_waiting_wishes(self, now: float) -> None:
         with_identifiers = self._version >= V5 and self.limits.subscription_identifiers_available
-        while (request := self._requests.next_to_send(with_identifiers=with_identifiers)) is not None:
-            self._send(request, now)
+        while (wanted := self._subscribing.next_to_send()) is not None:
+            packet_id, wish = wanted
+            if wish.options is None:
+                self._send(Unsubscribe(packet_id, (wish.topic_filter,)), now)
+            else:
+                self._send(subscribe_packet(packet_id, wish.options, with_identifier=with_identifiers), now)
 
     def _send(self, packet: Packet, now: float) -> None:
         self._write(encode(packet, self._version), now)
@@ -363,6 +420,23 @@ class MqttCore:
         self.state = State.IDLE
         self._inbox.pause()
         return Ended(error, may_retry)
+
+
+def subscribe_packet(packet_id: int, options: SubscribeOptions, *, with_identifier: bool) -> Subscribe:
+    wanted = SubscriptionRequest(
+        options.topic_filter,
+        options.qos,
+        options.no_local,
+        options.retain_as_published,
+        options.retain_handling,
+    )
+    identifiers = (options.identifier,) if with_identifier and options.identifier else ()
+    service = ((SERVICE, str(min(options.concurrency, MAX_CONCURRENCY))),) if options.concurrency else ()
+    if not identifiers and not service:
+        return Subscribe(packet_id, (wanted,), NO_PROPERTIES)
+    return Subscribe(
+        packet_id, (wanted,), Properties(subscription_identifiers=identifiers, user_properties=service)
+    )
 
 
 def _publish_result(outgoing: Outgoing, packet: PubAck | PubRec | PubComp) -> Completed | Failed:

@@ -26,6 +26,8 @@ class MqttSettings:
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 64
     user_properties: tuple[tuple[str, str], ...] = ()
+    answers_suffix: str = ""
+    """Makes the topic for the answers to our requests one that nobody else has."""
 
     @property
     def gives_up_session(self) -> bool:
