@@ -112,7 +112,12 @@ def test_session_is_kept_over_a_break_and_given_up_at_the_end(make: Make) -> Non
         V5,
         True,
         60,
-        properties=Properties(session_expiry_s=60, receive_maximum=1000, topic_alias_maximum=64),
+        properties=Properties(
+            session_expiry_s=60,
+            receive_maximum=1000,
+            topic_alias_maximum=64,
+            request_response_information=1,
+        ),
     )
     script.reply(ConnAck()).lose().core.connect(now=0)
     script.expect(Connect, clean_start=False).reply(ConnAck(session_present=True))

@@ -108,7 +108,7 @@ def connect(
             receive_maximum=receive_maximum,
             maximum_packet_size=maximum_packet_size,
             user_properties=as_pairs(user_properties),
-            answers_suffix=secrets.token_hex(8),
+            run=secrets.token_hex(8),
         )
         _check_version(settings)
         core = MqttCore(settings)

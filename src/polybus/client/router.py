@@ -136,13 +136,14 @@ class Router:
             return
         targets = self._targets(received)
         properties = received.message.properties
+        was_taken = False
         if properties is not NO_PROPERTIES and properties.response_topic is not None:
             # MQTT 5.0's own request and response: for whoever gets it to answer.
             answer_to = ReturnAddress(properties.response_topic, properties.correlation_data)
-            self.deliver_request(Requested(received.message, answer_to, received.identifiers))
+            was_taken = self.deliver_request(Requested(received.message, answer_to, received.identifiers))
         if targets:
             self._hand_over(received, targets)
-        elif self.keeps_unclaimed:
+        elif self.keeps_unclaimed and not was_taken:
             self._keep(received)
         elif received.receipt is not None:
             self._acknowledge(received.receipt)
