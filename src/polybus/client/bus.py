@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -50,10 +51,12 @@ from polybus.wire.mqtt.packets import NO_PROPERTIES, Properties
 logger = logging.getLogger("polybus.client")
 
 DRAIN_S: Final = 5.0
+MAX_UNDER_WAY: Final = 1000
 REQUEST_TIMEOUT_S: Final = 5.0
 """As in the document that defines TBus, and for MQTT too."""
 
 
+STOPPED: Final = "the service was stopped"
 NEEDED_FOR_REQUESTS: Final = "TBus (tbus://…) or MQTT 5.0 (mqtt://… with version=5)"
 
 
@@ -215,6 +218,36 @@ class Bus:
         elif driver.flush_soon():
             await asyncio.sleep(0)  # a publisher that never waits must not starve the rest
 
+    async def publish_many(
+        self,
+        topic: str,
+        payloads: Iterable[Payload],
+        qos: int = 0,
+        *,
+        priority: bool = False,
+        wait_s: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        """One message after the other, as `publish` does it; of QoS 1 and 2 many are under way at once."""
+        if qos == 0:
+            for payload in payloads:
+                await self.publish(topic, payload, priority=priority, wait_s=wait_s, timeout_s=timeout_s)
+            return
+        under_way: deque[asyncio.Task[None]] = deque()
+        try:
+            for payload in payloads:
+                publish = self.publish(
+                    topic, payload, qos, priority=priority, wait_s=wait_s, timeout_s=timeout_s
+                )
+                under_way.append(asyncio.create_task(publish))
+                if len(under_way) >= MAX_UNDER_WAY:
+                    await under_way.popleft()
+            while under_way:
+                await under_way.popleft()
+        finally:
+            for task in under_way:
+                task.cancel()
+
     async def request(
         self,
         topic: str,
@@ -346,6 +379,22 @@ class Bus:
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
         )
 
+    async def unsubscribe(self, topic_filter: str, *, timeout_s: float | None = None) -> None:
+        """End every subscription and service of ours that has this filter alone.
+
+        If there is none the broker is told all the same. Raises `UnsubscribeRefused`, `OperationTimeout`,
+        `BusClosed`.
+        """
+        driver = self._opened()
+        _check_filter(topic_filter)
+        takers = self._router.takers(topic_filter)
+        for taker in takers:
+            await taker.close()
+        if not takers:
+            deadline = driver.now() + (self._timeout_s if timeout_s is None else timeout_s)
+            token = self._core.unsubscribe(topic_filter, now=driver.now())
+            await driver.until_complete((token,), deadline, f"unsubscribe from {topic_filter}")
+
     # --- what subscriptions and services ask for --------------------------------------------------
 
     async def start_subscription(self, subscription: Subscription, timeout_s: float) -> None:
@@ -360,7 +409,7 @@ class Bus:
     async def stop_service(self, service: Service) -> None:
         deadline = asyncio.get_running_loop().time() + DRAIN_S
         await self._stop(service, self._timeout_s)
-        await service.drain(deadline)
+        await service.drain(deadline, STOPPED)
 
     async def _start(self, taker: Subscription | Service, timeout_s: float) -> None:
         driver = self._opened()
@@ -500,7 +549,7 @@ class Bus:
                     self._on_accepted(event)
                 case Requested():
                     if not self._router.deliver_request(event):
-                        self.fail(event.answer_to, event.message, "the service was stopped")
+                        self.fail(event.answer_to, event.message, STOPPED)
                 case Withdrawn(answer_to):
                     self._router.withdraw_request(answer_to)
                 case Unclaimed(request_id, end):

@@ -27,6 +27,12 @@ class PendingRequest:
     def is_done(self) -> bool:
         return self._future.done()
 
+    def result(self) -> Message:
+        """The answer of one that `is_done`. Raises as `Bus.request` does."""
+        answer = self._future.result()
+        assert answer is not None
+        return answer
+
     def cancel(self) -> None:
         """All the way to the service. Whoever waits gets `RequestCanceled`."""
         if not self._future.done():

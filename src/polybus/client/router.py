@@ -85,6 +85,14 @@ class Router:
     def services(self) -> list[Service]:
         return [service for entry in self._entries.values() for service in entry.services]
 
+    def takers(self, topic_filter: str) -> list[Subscription | Service]:
+        """Those that have this filter and no other."""
+        entry = self._entries.get(topic_filter)
+        if entry is None:
+            return []
+        takers: list[Subscription | Service] = [*entry.subscriptions, *entry.services]
+        return [taker for taker in takers if len(taker.options) == 1]
+
     def add(self, taker: Subscription | Service) -> list[SubscribeOptions]:
         """Returns what to ask the broker for."""
         asked = []

@@ -129,8 +129,9 @@ class Service:
         self._is_closed = True
         await self._owner.stop_service(self)
 
-    async def drain(self, deadline: float) -> None:
-        """Until all in hand is answered; what is not by `deadline` ends with an error."""
+    async def drain(self, deadline: float, reason: str = "") -> None:
+        """Until all in hand is answered. What is not by `deadline` is dropped, and with a `reason` its
+        requesters are told."""
         self._is_closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -138,7 +139,7 @@ class Service:
                     await asyncio.wait(others)
                 while self._is_draining:  # noqa: ASYNC110 (it is the loop itself that works)
                     await asyncio.sleep(0)
-        self.end("the service was stopped")
+        self.end(reason)
 
     def end(self, reason: str = "") -> None:
         """Stop working at once. With a reason, requesters are told."""

@@ -11,8 +11,9 @@ FINAL_REASONS: Final = frozenset({ConnectReason.MALFORMED, ConnectReason.NOT_AUT
 
 def describe_reason(reason: IntEnum, words: str | None) -> str:
     """`not authorized (135)`, with the broker's own words where it gave some."""
-    text = f"{reason.name.replace('_', ' ').lower()} ({int(reason)})"
-    return f"{text}, {words}" if words else text
+    name = reason.name.replace("_", " ").lower()
+    text = f"{name} ({int(reason)})"
+    return f"{text}, {words}" if words and words != name else text
 
 
 def parse_server_reference(reference: str | None) -> tuple[str, ...]:
