@@ -77,7 +77,7 @@ class Output:
         if self._pings:
             self.unanswered += self._pings
             self._pings.clear()
-        if self._bulker is not None:
+        if self._bulker is not None and (pieces or self._bulker.deadline is not None):
             pieces = self._bulker.pass_on(pieces, now)
         return b"".join(pieces)
 
