@@ -1,0 +1,3 @@
+#pragma once
+
+#include <polybus/client.hpp>
