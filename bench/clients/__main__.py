@@ -23,7 +23,7 @@ from bench.clients.measure import (
     build_libmosquitto,
 )
 from bench.clients.report import Report
-from bench.cpp import build_client_bench
+from bench.cpp import build_cpp
 from bench.loadgen import LoadgenError
 from bench.requests.__main__ import chosen
 
@@ -52,7 +52,7 @@ def main(
     started = time.monotonic()
     results = Results()
     try:
-        programs = Programs(build_client_bench(), build_libmosquitto())
+        programs = Programs(build_cpp("polybus-client-bench"), build_libmosquitto())
         run_parts(parts, programs, effort, results, console)
     except (BrokerError, LoadgenError) as error:
         console.print(f"[red]{error}")
@@ -70,9 +70,7 @@ def main(
         raise typer.Exit(1)
 
 
-def run_parts(
-    parts: list[str], programs: Programs, effort: Effort, results: Results, console: Console
-) -> None:
+def run_parts(parts: list[str], programs: Programs, effort: Effort, results: Results, console: Console) -> None:
     runs = {
         "publish": effort.rounds * len(PUBLISHERS),
         "pipelined": effort.rounds * len(LIBRARIES),

@@ -67,7 +67,7 @@ class Programs:
         if client == LIBMOSQUITTO:
             return [self._libmosquitto, *given]
         if client == PYTHON:
-            return [*_python("polybus_publish"), *given, "adaptive"]
+            return [*_python("polybus_publish"), *given]
         return [
             self._cpp, "publish", "--port", str(port), "--topic", TOPIC, "--size", str(SIZE_BYTES),
             "--seconds", str(seconds),
@@ -75,16 +75,18 @@ class Programs:
 
     def service(self, client: str, port: int, count: int, concurrency: int) -> list[str]:
         if client == PYTHON:
-            return [*_python("polybus_service"), str(port), TOPIC, str(count), str(concurrency), "adaptive"]
+            return [*_python("polybus_service"), str(port), TOPIC, str(count), str(concurrency)]
         return [
             self._cpp, "service", "--port", str(port), "--topic", TOPIC, "--pairs", str(count),
             "--concurrency", str(concurrency),
         ]  # fmt: skip
 
-    def requester(self, client: str, port: int, count: int, seconds: float, rate: float, window: int) -> list[str]:
+    def requester(
+        self, client: str, port: int, count: int, seconds: float, rate: float, window: int
+    ) -> list[str]:
         if client == PYTHON:
             numbers = [str(count), str(seconds), str(rate), str(window)]
-            return [*_python("polybus_requests"), str(port), TOPIC, *numbers, "adaptive"]
+            return [*_python("polybus_requests"), str(port), TOPIC, *numbers]
         return [
             self._cpp, "requests", "--port", str(port), "--topic", TOPIC, "--pairs", str(count),
             "--seconds", str(seconds), "--rate", str(rate), "--window", str(window),
@@ -129,9 +131,7 @@ class Session:
         with brokers.running("tbus-adaptive") as polybus:
             for client in clients:
                 label = f"{self.effort.pairs} pairs"
-                self._pair(
-                    self.results.pairs, client, polybus, label, rate=PAIR_RATE, count=self.effort.pairs
-                )
+                self._pair(self.results.pairs, client, polybus, label, rate=PAIR_RATE, count=self.effort.pairs)
 
     def _pair(
         self,

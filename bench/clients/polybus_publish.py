@@ -1,7 +1,7 @@
 """Publishes through the Python client over TBus, then waits until the broker has read all of it: a service of
 its own answers a last request behind the messages. Prints one line of JSON.
 
-    python -m bench.clients.polybus_publish PORT TOPIC SIZE SECONDS BULK
+    python -m bench.clients.polybus_publish PORT TOPIC SIZE SECONDS
 """
 
 import asyncio
@@ -17,9 +17,9 @@ A_LOOK = 1000
 """Messages between two looks at the clock."""
 
 
-async def main(port: int, topic: str, size: int, seconds: float, bulk: str) -> None:
+async def main(port: int, topic: str, size: int, seconds: float) -> None:
     payload = b"x" * size
-    async with polybus.connect(f"tbus://127.0.0.1:{port}", bulk=bulk) as bus:
+    async with polybus.connect(f"tbus://127.0.0.1:{port}") as bus:
         await bus.serve(f"{topic}/echo", lambda request: request.payload)
         begin = time.perf_counter()
         sent = 0
@@ -33,4 +33,4 @@ async def main(port: int, topic: str, size: int, seconds: float, bulk: str) -> N
 
 if __name__ == "__main__":
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

@@ -1,6 +1,6 @@
 """Requests through the Python client over TBus. Prints one line of JSON.
 
-    python -m bench.clients.polybus_requests PORT TOPIC COUNT SECONDS RATE WINDOW BULK
+    python -m bench.clients.polybus_requests PORT TOPIC COUNT SECONDS RATE WINDOW
 
 COUNT clients ask the services at TOPIC/0, TOPIC/1, … With a RATE each sends so many a second, by a schedule
 that waits for nothing, and latency counts from the time in the schedule. With RATE 0 each has WINDOW requests
@@ -56,14 +56,11 @@ class Measurement:
             await asyncio.wait(asked)
 
 
-async def main(
-    port: int, topic: str, count: int, seconds: float, rate: float, window: int, bulk: str
-) -> None:
+async def main(port: int, topic: str, count: int, seconds: float, rate: float, window: int) -> None:
     measurement = Measurement(topic)
     async with AsyncExitStack() as stack:
         buses = [
-            await stack.enter_async_context(polybus.connect(f"tbus://127.0.0.1:{port}", bulk=bulk))
-            for _ in range(count)
+            await stack.enter_async_context(polybus.connect(f"tbus://127.0.0.1:{port}")) for _ in range(count)
         ]
         begin = time.perf_counter()
         until = begin + seconds
@@ -83,6 +80,4 @@ async def main(
 if __name__ == "__main__":
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     given = sys.argv
-    asyncio.run(
-        main(int(given[1]), given[2], int(given[3]), float(given[4]), float(given[5]), int(given[6]), given[7])
-    )
+    asyncio.run(main(int(given[1]), given[2], int(given[3]), float(given[4]), float(given[5]), int(given[6])))

@@ -119,13 +119,13 @@ def verdicts(found: Results) -> list[Verdict]:
     python = found.published.get(PYTHON, ())
     judged.append(at_least(f"{PYTHON}: publishing {PUBLISH_AIM:,.0f} messages/s", python, PUBLISH_AIM))
     for client, rival in RIVALS.items():
-        aim = f"{client}: publishing ahead of {rival}"
+        wanted = f"{client}: publishing ahead of {rival}"
         ours, theirs = found.published.get(client), found.published.get(rival)
         if not ours or not theirs:
-            judged.append(Verdict(aim, NOTHING, None))
+            judged.append(Verdict(wanted, NOTHING, None))
             continue
         ratio = median(ours, "rate") / median(theirs, "rate")
-        judged.append(Verdict(aim, f"{ratio:.1f}×", ratio > 1))
+        judged.append(Verdict(wanted, f"{ratio:.1f}×", ratio > 1))
     return judged
 
 

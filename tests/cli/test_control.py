@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from polybus.cli import control
-from polybus.cli.control import RequestFailed, memory_limit
-from polybus.client import Bus, PublishRefused
+from polybus.cli.control import NoAnswer, memory_limit
+from polybus.cli.main import printable
+from polybus.client import Bus, ClientError, RequestFailed, RequestTimeout
 from polybus.wire.mqtt.packets import Packet, Properties, PubAck, Publish, ReasonCode
 from tests.cli.test_messages import run
 from tests.client.brokers import running_broker
@@ -83,47 +84,29 @@ def test_what_is_asked(
 
 
 @pytest.mark.parametrize("status", ["error", "timed-out", "not-delivered", "canceled", "deleted"])
-def test_every_other_end_is_an_error_in_one_line(status: str) -> None:
-    with pytest.raises(RequestFailed) as failed:
-        ask(answering(status, b"a limit is\na whole number\x1b \xff"))
-    assert str(failed.value).startswith(
-        f"the request to $memoryLimit ended as {status}: a limit is a whole number"
-    )
-    assert str(failed.value).isprintable()
+def test_every_other_end_is_an_error(status: str) -> None:
+    with pytest.raises(RequestFailed, match=r"request to '\$memoryLimit': a limit is"):
+        ask(answering(status, b"a limit is a whole number"))
 
 
-def test_an_end_without_a_text() -> None:
-    with pytest.raises(RequestFailed, match=r"ended as canceled$"):
-        ask(answering("canceled", b""))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        answering(None, b"{}"),
-        answering("answered", json.dumps(STORAGE).encode(), correlation_data=b"another's"),
-    ],
-)
-def test_what_is_no_answer(answer: Answer) -> None:
-    with pytest.raises(RequestFailed, match="is no answer"):
-        ask(answer)
+def test_what_someone_else_wrote_cannot_steer_the_terminal() -> None:
+    assert printable("a limit\x1b[2J is\u202e a number") == "a limit[2J is a number"
 
 
 @pytest.mark.parametrize("payload", [b"", b"{}", b'{"messages": 1, "bytes": 2}', b"\xff"])
 def test_an_answer_that_cannot_be_read(payload: bytes) -> None:
-    with pytest.raises(RequestFailed, match="cannot be read"):
+    with pytest.raises(NoAnswer, match="cannot be read"):
         ask(answering("answered", payload))
 
 
 def test_a_bus_that_knows_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "ANSWER_WITHIN_S", 0)
-    monkeypatch.setattr(control, "PATIENCE_S", 0.05)
-    with pytest.raises(RequestFailed, match="is it a Polybus"):
+    monkeypatch.setattr(control, "ANSWER_WITHIN_S", 0.05)
+    with pytest.raises(RequestTimeout, match="is it a Polybus"):
         ask(lambda packet: [PubAck(packet.packet_id or 1)])
 
 
 def test_not_allowed() -> None:
-    with pytest.raises(PublishRefused, match="memoryLimit"):
+    with pytest.raises(ClientError, match="memoryLimit"):
         ask(lambda packet: [PubAck(packet.packet_id or 1, ReasonCode.NOT_AUTHORIZED)])
 
 
@@ -157,4 +140,4 @@ def test_a_running_bus(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert tell(7, "--bytes", 1000) == ["messages: 0 of 7", "bytes: 0 of 1000"]
         assert tell() == ["messages: 0 of 7", "bytes: 0 of 1000"]
         (line,) = tell(10**15, code=1)
-        assert line.startswith("polybus: the request to $memoryLimit ended as error: a limit is a whole number")
+        assert line.startswith("polybus: request to '$memoryLimit': a limit is a whole number")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cpp import build_cpp
 from tests.client.certificates import Certificates
 from tests.e2e.processes import EVERY_KIND, Served
 from tests.net.conftest import certificates, pytest_pyfunc_call
@@ -37,3 +38,9 @@ def bus(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) ->
     with Served(tmp_path_factory.mktemp("bus"), certificates, settings, EVERY_KIND) as served:
         yield served
         served.check_health()
+
+
+@pytest.fixture(scope="session")
+def cpp_peer() -> Path:
+    """The C++ twin of `tests.e2e.python_peer`, built when it is not up to date."""
+    return build_cpp("polybus-peer")

@@ -15,7 +15,7 @@ import typer
 
 import polybus
 from polybus.broker.limits import Limits
-from polybus.cli import control, messages
+from polybus.cli import control, messages, requests
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
@@ -214,6 +214,7 @@ def passwd(
 
 
 messages.register(app)
+requests.register(app)
 control.register(app)
 
 
@@ -224,8 +225,13 @@ def errors_in_one_line() -> Iterator[None]:
         yield
     except (PolybusError, OSError) as error:
         for line in str(error).splitlines():
-            typer.echo(f"polybus: {line}", err=True)
+            typer.echo(f"polybus: {printable(line)}", err=True)
         raise typer.Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED) from error
+
+
+def printable(line: str) -> str:
+    """Whoever wrote it, a service perhaps, cannot steer the terminal."""
+    return "".join(character for character in line if character.isprintable())
 
 
 def summary(config: Config) -> list[str]:

@@ -54,51 +54,57 @@ class Connection:
         return connect(self.url, **self.arguments, **more, on_event=_tell)
 
 
-def _option(*names: str, panel: str = CONNECTION, **more: Any) -> Any:
+def option(*names: str, panel: str = CONNECTION, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=panel, **more)
 
 
 def connection_from_options(
     url: Annotated[
         str | None,
-        _option(
+        option(
             "--url",
             "-L",
             envvar="POLYBUS_URL",
-            help="mqtt://, mqtts://, ws://, wss:// or mqtt+unix:///path; instead of host and port.",
+            help="mqtt://, mqtts://, ws://, wss://, mqtt+unix:///path, tbus://, tbuss:// or tbus+unix:///path; "
+            "instead of host and port.",
         ),
     ] = None,
-    host: Annotated[str | None, _option("--host", "-h", help="(default: 127.0.0.1)")] = None,
+    host: Annotated[str | None, option("--host", "-h", help="(default: 127.0.0.1)")] = None,
     port: Annotated[
-        int | None, _option("--port", "-p", min=1, max=65535, help="(default: 1883, with TLS 8883)")
+        int | None,
+        option("--port", "-p", min=1, max=65535, help="(default: 1883, with TLS 8883; TBus: 5035, 5036)"),
     ] = None,
-    client_id: Annotated[str, _option("--id", "-i", help="Client id. (default: the broker chooses)")] = "",
-    user_name: Annotated[str | None, _option("--user", "-u")] = None,
-    password: Annotated[str | None, _option("--password", "-P", envvar="POLYBUS_PASSWORD")] = None,
-    version: Annotated[Version, _option("--version", "-V", help="Of MQTT.")] = Version.V5,
-    keep_alive: Annotated[int, _option("--keep-alive", "-k", min=0, max=65535, help="Seconds.")] = 60,
-    timeout: Annotated[float, _option("--timeout", min=0, help="Seconds to wait for an answer.")] = 30.0,
-    ca_file: Annotated[Path | None, _option("--cafile", help="Trust these authorities (TLS).")] = None,
-    cert: Annotated[Path | None, _option("--cert", help="Our certificate (TLS).")] = None,
-    key: Annotated[Path | None, _option("--key", help="Our private key (TLS).")] = None,
-    insecure: Annotated[bool, _option("--insecure", help="Trust any certificate (TLS): for trials.")] = False,
+    tbus: Annotated[bool, option("--tbus", help="Speak TBus rather than MQTT.")] = False,
+    client_id: Annotated[str, option("--id", "-i", help="Client id. (default: the broker chooses)")] = "",
+    user_name: Annotated[str | None, option("--user", "-u")] = None,
+    password: Annotated[str | None, option("--password", "-P", envvar="POLYBUS_PASSWORD")] = None,
+    version: Annotated[Version, option("--version", "-V", help="Of MQTT.")] = Version.V5,
+    keep_alive: Annotated[int, option("--keep-alive", "-k", min=0, max=65535, help="Seconds.")] = 60,
+    timeout: Annotated[
+        float, option("--timeout", min=0, help="Seconds to wait for the broker's answers.")
+    ] = 30.0,
+    ca_file: Annotated[Path | None, option("--cafile", help="Trust these authorities (TLS).")] = None,
+    cert: Annotated[Path | None, option("--cert", help="Our certificate (TLS).")] = None,
+    key: Annotated[Path | None, option("--key", help="Our private key (TLS).")] = None,
+    insecure: Annotated[bool, option("--insecure", help="Trust any certificate (TLS): for trials.")] = False,
     will_topic: Annotated[
-        str | None, _option("--will-topic", panel=WILL, help="The broker publishes here if we disappear.")
+        str | None, option("--will-topic", panel=WILL, help="The broker publishes here if we disappear.")
     ] = None,
-    will_payload: Annotated[str, _option("--will-payload", panel=WILL)] = "",
-    will_qos: Annotated[int, _option("--will-qos", panel=WILL, min=0, max=2)] = 0,
-    will_retain: Annotated[bool, _option("--will-retain", panel=WILL)] = False,
+    will_payload: Annotated[str, option("--will-payload", panel=WILL)] = "",
+    will_qos: Annotated[int, option("--will-qos", panel=WILL, min=0, max=2)] = 0,
+    will_retain: Annotated[bool, option("--will-retain", panel=WILL)] = False,
 ) -> Connection:
     from polybus.client import Tls, Will
 
-    if url is not None and (host is not None or port is not None):
-        raise UsageError("--url says it all: leave --host and --port out")
+    if url is not None and (host is not None or port is not None or tbus):
+        raise UsageError("--url says it all: leave --host, --port and --tbus out")
     if will_topic is None and (will_payload or will_qos or will_retain):
         raise UsageError("a will needs --will-topic")
     tls = Tls(ca_file, cert, key, insecure) if ca_file or cert or key or insecure else None
     if url is None:
         shown_host = f"[{host}]" if host and ":" in host else host or "127.0.0.1"
-        url = f"{'mqtts' if tls else 'mqtt'}://{shown_host}{f':{port}' if port else ''}"
+        scheme = f"{'tbus' if tbus else 'mqtt'}{'s' if tls else ''}"
+        url = f"{scheme}://{shown_host}{f':{port}' if port else ''}"
     arguments = {
         "client_id": client_id,
         "user_name": user_name,
@@ -156,27 +162,40 @@ def register(app: typer.Typer) -> None:
 
 async def publish(
     connection: Connection,
-    topic: Annotated[str, _option("--topic", "-t", panel=MESSAGE)],
-    message: Annotated[str | None, _option("--message", "-m", panel=MESSAGE, help="The payload.")] = None,
+    topic: Annotated[str, option("--topic", "-t", panel=MESSAGE)],
+    message: Annotated[str | None, option("--message", "-m", panel=MESSAGE, help="The payload.")] = None,
     file: Annotated[
-        Path | None, _option("--file", "-f", panel=MESSAGE, help="Payload from a file; -: standard input.")
+        Path | None, option("--file", "-f", panel=MESSAGE, help="Payload from a file; -: standard input.")
     ] = None,
     lines: Annotated[
-        bool, _option("--lines", "-l", panel=MESSAGE, help="A message per line of standard input.")
+        bool, option("--lines", "-l", panel=MESSAGE, help="A message per line of standard input.")
     ] = False,
-    null: Annotated[bool, _option("--null", "-n", panel=MESSAGE, help="An empty payload.")] = False,
-    qos: Annotated[int, _option("--qos", "-q", panel=MESSAGE, min=0, max=2)] = 0,
-    retain: Annotated[bool, _option("--retain", "-r", panel=MESSAGE)] = False,
+    null: Annotated[bool, option("--null", "-n", panel=MESSAGE, help="An empty payload.")] = False,
+    qos: Annotated[int, option("--qos", "-q", panel=MESSAGE, min=0, max=2)] = 0,
+    retain: Annotated[bool, option("--retain", "-r", panel=MESSAGE)] = False,
     properties: Annotated[
         list[str] | None,
-        _option("--property", panel=MESSAGE, metavar="NAME=VALUE", help="For example content_type=text/plain."),
+        option("--property", panel=MESSAGE, metavar="NAME=VALUE", help="For example content_type=text/plain."),
     ] = None,
     user_properties: Annotated[
-        list[str] | None, _option("--user-property", panel=MESSAGE, metavar="NAME=VALUE")
+        list[str] | None, option("--user-property", panel=MESSAGE, metavar="NAME=VALUE")
     ] = None,
-    repeat: Annotated[int, _option("--repeat", panel=MESSAGE, min=1, help="Send it so often.")] = 1,
+    priority: Annotated[
+        bool, option("--priority", panel=MESSAGE, help="Before messages that have none. Not MQTT 3.1.1.")
+    ] = False,
+    waiting: Annotated[
+        int,
+        option(
+            "--waiting",
+            panel=MESSAGE,
+            min=0,
+            metavar="SECONDS",
+            help="If nobody is subscribed, keep it so long for whoever comes first. Not MQTT 3.1.1.",
+        ),
+    ] = 0,
+    repeat: Annotated[int, option("--repeat", panel=MESSAGE, min=1, help="Send it so often.")] = 1,
     repeat_delay: Annotated[
-        float, _option("--repeat-delay", panel=MESSAGE, min=0, help="Seconds between repetitions.")
+        float, option("--repeat-delay", panel=MESSAGE, min=0, help="Seconds between repetitions.")
     ] = 0.0,
 ) -> int:
     """Publish a message, or one per line of standard input.
@@ -193,6 +212,8 @@ async def publish(
 
     [green]tail -f app.log | polybus pub -t logs/app -l[/green]        blank lines are left out
 
+    [green]polybus pub -t jobs -m start --tbus --priority --waiting 60[/green]
+
     [green]polybus pub --url mqtts://bus.example --cafile ca.pem -u me -t a -m b[/green]
     """
     if sum((message is not None, file is not None, lines, null)) != 1:
@@ -205,6 +226,7 @@ async def publish(
     elif file is not None:
         payload = _read_payload(file)
     details = _publish_properties(properties or [], user_properties or [])
+    details |= {"priority": priority, "wait_s": waiting}
     async with connection.bus() as bus:
         if lines:
             await _publish_lines(lambda line: bus.publish(topic, line, qos, retain, **details))
@@ -301,33 +323,31 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 async def subscribe(
     connection: Connection,
-    topics: Annotated[
-        list[str], _option("--topic", "-t", panel=MESSAGE, help="Topic filter; may be repeated.")
-    ],
-    qos: Annotated[int, _option("--qos", "-q", panel=MESSAGE, min=0, max=2)] = 0,
+    topics: Annotated[list[str], option("--topic", "-t", panel=MESSAGE, help="Topic filter; may be repeated.")],
+    qos: Annotated[int, option("--qos", "-q", panel=MESSAGE, min=0, max=2)] = 0,
     retained_only: Annotated[
-        bool, _option("--retained-only", panel=MESSAGE, help="Only what was retained before.")
+        bool, option("--retained-only", panel=MESSAGE, help="Only what was retained before.")
     ] = False,
     no_retained: Annotated[
-        bool, _option("--no-retained", "-R", panel=MESSAGE, help="Nothing that was retained before.")
+        bool, option("--no-retained", "-R", panel=MESSAGE, help="Nothing that was retained before.")
     ] = False,
     verbose: Annotated[
-        bool, _option("--verbose", "-v", panel=OUTPUT, help="The topic before the payload.")
+        bool, option("--verbose", "-v", panel=OUTPUT, help="The topic before the payload.")
     ] = False,
-    json: Annotated[bool, _option("--json", panel=OUTPUT, help="One JSON object a line.")] = False,
-    no_newline: Annotated[bool, _option("-N", panel=OUTPUT, help="No newline after a message.")] = False,
+    json: Annotated[bool, option("--json", panel=OUTPUT, help="One JSON object a line.")] = False,
+    no_newline: Annotated[bool, option("-N", panel=OUTPUT, help="No newline after a message.")] = False,
     count: Annotated[
-        int | None, _option("--count", "-C", panel=OUTPUT, min=1, help="End after so many messages.")
+        int | None, option("--count", "-C", panel=OUTPUT, min=1, help="End after so many messages.")
     ] = None,
     wait: Annotated[
-        float | None, _option("--wait", "-W", panel=OUTPUT, min=0, help="End after so many seconds, with 27.")
+        float | None, option("--wait", "-W", panel=OUTPUT, min=0, help="End after so many seconds, with 27.")
     ] = None,
     keep: Annotated[
-        bool, _option("--keep", help="Have the broker keep the session and its messages; needs --id.")
+        bool, option("--keep", help="Have the broker keep the session and its messages; needs --id.")
     ] = False,
     session_expiry: Annotated[
         int | None,
-        _option("--session-expiry", min=1, help="Keep it for so many seconds. (default: a day; not 3.1.1)"),
+        option("--session-expiry", min=1, help="Keep it for so many seconds. (default: a day; not 3.1.1)"),
     ] = None,
 ) -> int:
     """Print the messages of topics as they come.
@@ -338,6 +358,8 @@ async def subscribe(
     Examples:
 
     [green]polybus sub -t 'sensors/#' -v[/green]                  topic and payload
+
+    [green]polybus sub -t 'sensors/#' -v --tbus[/green]           over TBus
 
     [green]polybus sub -t answer -C 1 -W 5[/green]                one message, or 27 after 5 s
 
