@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,24 +22,32 @@ _unique = itertools.count(1)
 
 
 class Broker:
-    """Listeners: tcp, tls, mutual (wants a client certificate), ws, wss, unix."""
+    """Listeners: tcp, tls, mutual (wants a client certificate), ws, wss, unix; Polybus has tbus, tbuss
+    and tbus+unix too. `settings` are added to Polybus's configuration."""
 
-    def __init__(self, kind: str, folder: Path, certificates: Certificates, *, wants_login: bool) -> None:
+    def __init__(
+        self, kind: str, folder: Path, certificates: Certificates, *, wants_login: bool, settings: str = ""
+    ) -> None:
         self.kind = kind
         self.certificates = certificates
         self._folder = folder
         self._wants_login = wants_login
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self.ports = dict(zip(("tcp", "tls", "mutual", "ws", "wss"), _free_ports(5), strict=True))
+        names = ["tcp", "tls", "mutual", "ws", "wss", *(["tbus", "tbuss"] if kind == "polybus" else [])]
+        self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
         # A socket's path may have 107 bytes, and pytest's folders are long.
         self._socket_folder = Path(tempfile.mkdtemp(prefix="pb"))
         self.socket_path = self._socket_folder / "s"
+        self.tbus_socket_path = self._socket_folder / "t"
         write = self._write_mosquitto if kind == "mosquitto" else self._write_polybus
         self._command = write()
 
     def url(self, listener: str = "tcp") -> str:
         if listener == "unix":
             return f"mqtt+unix://{self.socket_path}"
+        if listener == "tbus+unix":
+            return f"tbus+unix://{self.tbus_socket_path}"
         scheme = {"tcp": "mqtt", "tls": "mqtts", "mutual": "mqtts"}.get(listener, listener)
         return f"{scheme}://127.0.0.1:{self.ports[listener]}"
 
@@ -50,6 +59,22 @@ class Broker:
             assert self._process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.01)
+
+    def kill(self) -> None:
+        """SIGKILL: it has no time for anything."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+        self._process = None
+
+    def pause(self) -> None:
+        """It is there, takes bytes as far as the kernel does, and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -100,6 +125,9 @@ class Broker:
             f'kind = "websocket"\nport = {self.ports["ws"]}',
             f'kind = "wss"\nport = {self.ports["wss"]}\n{tls}',
             f'kind = "unix"\npath = "{self.socket_path}"',
+            f'protocol = "tbus"\nport = {self.ports["tbus"]}',
+            f'protocol = "tbus"\nkind = "tls"\nport = {self.ports["tbuss"]}\n{tls}',
+            f'protocol = "tbus"\nkind = "unix"\npath = "{self.tbus_socket_path}"',
         ]
         text = "".join(f"[[listener]]\n{listener}\n" for listener in listeners)
         if self._wants_login:
@@ -110,6 +138,7 @@ class Broker:
                 check=True,
             )
             text += f'[auth]\npassword_file = "{users}"\n'
+        text += self._settings
         config = self._folder / "polybus.toml"
         config.write_text(text)
         return [sys.executable, "-m", "polybus", "serve", "--config", str(config)]
@@ -117,9 +146,9 @@ class Broker:
 
 @contextmanager
 def running_broker(
-    kind: str, folder: Path, certificates: Certificates, *, wants_login: bool = False
+    kind: str, folder: Path, certificates: Certificates, *, wants_login: bool = False, settings: str = ""
 ) -> Iterator[Broker]:
-    broker = Broker(kind, folder, certificates, wants_login=wants_login)
+    broker = Broker(kind, folder, certificates, wants_login=wants_login, settings=settings)
     try:
         broker.start()
         yield broker

@@ -49,3 +49,38 @@ def guarded_broker(
     folder = tmp_path_factory.mktemp("guarded")
     with running_broker(request.param, folder, certificates, wants_login=True) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def polybus_broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+    """Shared by a module's tests: use `unique` names."""
+    with running_broker("polybus", tmp_path_factory.mktemp("polybus"), certificates) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def mosquitto_broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+    with running_broker("mosquitto", tmp_path_factory.mktemp("mosquitto"), certificates) as broker:
+        yield broker
+
+
+WAYS = ["tbus-tbus", "mqtt-mqtt", "tbus-mqtt", "mqtt-tbus", "mosquitto"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The addresses at which a service and a requester connect."""
+    if request.param == "mosquitto":
+        url = request.getfixturevalue("mosquitto_broker").url()
+        return url, url
+    broker = request.getfixturevalue("polybus_broker")
+    listeners = {"tbus": "tbus", "mqtt": "tcp"}
+    service, requester = (listeners[word] for word in request.param.split("-"))
+    return broker.url(service), broker.url(requester)
+
+
+@pytest.fixture
+def own_polybus(tmp_path: Path, certificates: Certificates) -> Iterator[Broker]:
+    """For a test that kills it."""
+    with running_broker("polybus", tmp_path, certificates) as broker:
+        yield broker

@@ -164,12 +164,12 @@ def with_wishes(message: Message, wait_s: int) -> Properties:
 
 
 def answers_topic(client_id: str, run: str, response_information: str | None) -> str:
-    """Where our answers come. `run` is empty for a client whose session is kept from run to run."""
-    if response_information:
-        return "/".join([response_information.rstrip("/"), *[run] * bool(run)])
+    """Where our answers come: below what the broker asks us to use, if it does. `run` is empty for a
+    client whose session is kept from run to run."""
     # As one level: a client id may hold anything.
     name = "".join("_" if character in "/+#" else character for character in client_id)
-    return "/".join([OWN_ANSWERS, name, *[run] * bool(run)])
+    below = (response_information or OWN_ANSWERS).rstrip("/")
+    return "/".join([below, name, *[run] * bool(run)])
 
 
 def given(publish: Publish) -> str | None:

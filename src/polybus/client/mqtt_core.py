@@ -123,7 +123,7 @@ class MqttCore:
         self._calls = Calls(settings.run)
         self._answers_topic = ""
         self._response_information: str | None = None
-        self._goodbye = Disconnect()
+        self._goodbye = b""
         self.prepare_goodbye(0, "")
         self._keep_alive = KeepAlive.mqtt(0, now=0)
 
@@ -160,7 +160,7 @@ class MqttCore:
     def disconnect(self, *, now: float) -> None:
         """Say goodbye. The will is not published; the session ends unless a time for it was set."""
         if self.state is State.CONNECTED:
-            self._send(self._goodbye, now)
+            self._write(self._goodbye, now)
         self.state = State.IDLE
         self._inbox.pause()
 
@@ -340,8 +340,11 @@ class MqttCore:
             raise UsageError("MQTT 3.1.1 says goodbye without a reason: leave it out, or use MQTT 5.0")
         expiry_s = 0 if self._settings.gives_up_session else None
         properties = Properties(session_expiry_s=expiry_s, reason_string=reason or None)
-        self._goodbye = Disconnect(reason_code, properties if self._version >= V5 else NO_PROPERTIES)
-        encode(self._goodbye, self._version)  # for its errors only
+        packet = Disconnect(reason_code, properties if self._version >= V5 else NO_PROPERTIES)
+        try:
+            self._goodbye = encode(packet, self._version)
+        except UsageError as error:
+            raise UsageError(f"disconnect with reason code {reason_code}: {error}") from error
 
     # --- receiving --------------------------------------------------------------------------------
 
