@@ -18,7 +18,7 @@ they are never raised. Our caller's errors are raised where they are made.
 
 from contextlib import suppress
 from enum import Enum, auto
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -85,6 +85,8 @@ from polybus.wire.mqtt.packets import (
     Unsubscribe,
 )
 
+SMALL_BYTES: Final = 1024
+
 
 class State(Enum):
     IDLE = auto()
@@ -110,6 +112,7 @@ class MqttCore:
         self.pending_output = 0
         self._aliases: dict[int, str] = {}
         self._calls = Calls(settings, self._outbox, self._subscribing, self._next_token)
+        self._checked_topic = ""  # of the last request that could be written
         self._goodbye = b""
         self.prepare_goodbye(0, "")
         self._keep_alive = KeepAlive.mqtt(0, now=0)
@@ -140,6 +143,7 @@ class MqttCore:
         self._output.clear()
         self.pending_output = 0
         self._aliases.clear()
+        self._checked_topic = ""
         self._inbox.pause()
         self._outbox.pause()
         self._subscribing.pause()
@@ -242,16 +246,20 @@ class MqttCore:
     def request(self, message: Message, timeout_s: float, may_wait: bool, *, now: float) -> int:
         """Raises `NotDelivered` for what the broker announced it does not take, `UsageError`."""
         call = self._calls.add(message, timeout_s, may_wait, now)
-        try:
-            size = _size(self._calls.packet(call, now))
-            if self.state is State.CONNECTED:
-                self.limits.check_publish(message, size)
-        except UsageError:
-            self._calls.remove(call)
-            raise
-        except PublishRefused as error:
-            self._calls.remove(call)
-            raise NotDelivered(message.topic, error.reason) from error
+        # Encoded for its errors only; what is small and was in order before is so again.
+        is_plain = message.properties is NO_PROPERTIES and len(message.payload) <= SMALL_BYTES
+        if not is_plain or message.topic != self._checked_topic:
+            try:
+                size = _size(self._calls.packet(call, now))
+                if self.state is State.CONNECTED:
+                    self.limits.check_publish(message, size)
+                    self._checked_topic = message.topic if is_plain else ""
+            except UsageError:
+                self._calls.remove(call)
+                raise
+            except PublishRefused as error:
+                self._calls.remove(call)
+                raise NotDelivered(message.topic, error.reason) from error
         if self.state is State.CONNECTED:
             self._calls.send(call, now)
             self._send_waiting([], now)
