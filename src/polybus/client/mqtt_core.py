@@ -112,7 +112,7 @@ class MqttCore:
         self.pending_output = 0
         self._aliases: dict[int, str] = {}
         self._calls = Calls(settings, self._outbox, self._subscribing, self._next_token)
-        self._checked_topic = ""  # of the last request that could be written
+        self._checked_topic: str | None = None  # of the last request that could be written
         self._goodbye = b""
         self.prepare_goodbye(0, "")
         self._keep_alive = KeepAlive.mqtt(0, now=0)
@@ -143,7 +143,7 @@ class MqttCore:
         self._output.clear()
         self.pending_output = 0
         self._aliases.clear()
-        self._checked_topic = ""
+        self._checked_topic = None
         self._inbox.pause()
         self._outbox.pause()
         self._subscribing.pause()
@@ -253,7 +253,7 @@ class MqttCore:
                 size = _size(self._calls.packet(call, now))
                 if self.state is State.CONNECTED:
                     self.limits.check_publish(message, size)
-                    self._checked_topic = message.topic if is_plain else ""
+                    self._checked_topic = message.topic if is_plain else None
             except UsageError:
                 self._calls.remove(call)
                 raise
