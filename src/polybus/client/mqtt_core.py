@@ -28,8 +28,6 @@ from polybus.client.errors import (
     ConnectRefused,
     NotDelivered,
     PublishRefused,
-    RequestTimeout,
-    SubscribeRefused,
 )
 from polybus.client.events import (
     Accepted,
@@ -47,25 +45,20 @@ from polybus.client.events import (
 from polybus.client.frames import MAX_FRAME_BYTES, FrameReader
 from polybus.client.keep_alive import KeepAlive, Verdict
 from polybus.client.message import Message, SubscribeOptions
-from polybus.client.mqtt_calls import (
-    CANCEL,
-    MANAGED_ANSWERS,
-    SERVICE,
-    Call,
-    Calls,
-    answer_packet,
-    answers_topic,
-    cancel_packet,
-    given,
-    request_packet,
-    with_wishes,
-)
+from polybus.client.mqtt_calls import Calls
 from polybus.client.mqtt_inflight import Inbox, Outbox, Outgoing
 from polybus.client.mqtt_limits import ServerLimits
 from polybus.client.mqtt_reasons import CONNECT_RETURN_CODES, FINAL_REASONS, describe_reason, is_refusal
 from polybus.client.mqtt_settings import MqttSettings
+from polybus.client.mqtt_words import (
+    CANCEL,
+    MANAGED_ANSWERS,
+    answer_packet,
+    given,
+    subscribe_packet,
+    with_wishes,
+)
 from polybus.client.packet_ids import PacketIds
-from polybus.client.service import MAX_CONCURRENCY
 from polybus.client.subscribing import Subscribing
 from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt.codec import decode, encode, next_frame
@@ -88,13 +81,11 @@ from polybus.wire.mqtt.packets import (
     ReasonCode,
     SubAck,
     Subscribe,
-    SubscriptionRequest,
     UnsubAck,
     Unsubscribe,
 )
 
-ANSWERS: Final = -1
-"""The token of the subscription to our answers, which nobody waits for."""
+SMALL_BYTES: Final = 1024
 
 
 class State(Enum):
@@ -120,9 +111,8 @@ class MqttCore:
         self._output: list[bytes] = []
         self.pending_output = 0
         self._aliases: dict[int, str] = {}
-        self._calls = Calls(settings.run)
-        self._answers_topic = ""
-        self._response_information: str | None = None
+        self._calls = Calls(settings, self._outbox, self._subscribing, self._next_token)
+        self._checked_topic: str | None = None  # of the last request that could be written
         self._goodbye = b""
         self.prepare_goodbye(0, "")
         self._keep_alive = KeepAlive.mqtt(0, now=0)
@@ -153,6 +143,7 @@ class MqttCore:
         self._output.clear()
         self.pending_output = 0
         self._aliases.clear()
+        self._checked_topic = None
         self._inbox.pause()
         self._outbox.pause()
         self._subscribing.pause()
@@ -171,13 +162,8 @@ class MqttCore:
         return min((each for each in deadlines if each is not None), default=None)
 
     def tick(self, *, now: float, is_reading: bool = True) -> list[CoreEvent]:
-        events: list[CoreEvent] = []
-        for call in self._calls.due(now):
-            text = f"no answer within {call.timeout_s:g} s"
-            if not call.was_sent:
-                text += "; it was not sent, for there was no connection"
-            events.append(Failed(call.token, RequestTimeout(call.message.topic, text)))
-            self._cancel(call, now)
+        events = self._calls.due(now)
+        self._send_waiting(events, now)
         if self.state is not State.CONNECTED:
             return events
         match self._keep_alive.check(now, is_reading=is_reading):
@@ -241,7 +227,9 @@ class MqttCore:
     def abandon(self, token: int, *, now: float) -> bool:
         call = self._calls.get(token)
         if call is not None:
-            return not self._cancel(call, now)
+            was_sent = self._calls.cancel(call)
+            self._send_waiting([], now)
+            return not was_sent
         return self._outbox.withdraw(token) or self._subscribing.withdraw(token)
 
     def acknowledge(self, receipt: Receipt, *, now: float) -> None:
@@ -257,21 +245,25 @@ class MqttCore:
 
     def request(self, message: Message, timeout_s: float, may_wait: bool, *, now: float) -> int:
         """Raises `NotDelivered` for what the broker announced it does not take, `UsageError`."""
-        token = self._next_token()
-        call = self._calls.add(token, message, timeout_s, may_wait, now)
-        try:
-            size = len(encode(msgspec.structs.replace(self._request_packet(call, now), packet_id=1), V5))
-            if self.state is State.CONNECTED:
-                self.limits.check_publish(message, size)
-        except (UsageError, PublishRefused) as error:
-            self._calls.remove(call)
-            if isinstance(error, PublishRefused):
+        call = self._calls.add(message, timeout_s, may_wait, now)
+        # Encoded for its errors only; what is small and was in order before is so again.
+        is_plain = message.properties is NO_PROPERTIES and len(message.payload) <= SMALL_BYTES
+        if not is_plain or message.topic != self._checked_topic:
+            try:
+                size = _size(self._calls.packet(call, now))
+                if self.state is State.CONNECTED:
+                    self.limits.check_publish(message, size)
+                    self._checked_topic = message.topic if is_plain else None
+            except UsageError:
+                self._calls.remove(call)
+                raise
+            except PublishRefused as error:
+                self._calls.remove(call)
                 raise NotDelivered(message.topic, error.reason) from error
-            raise
         if self.state is State.CONNECTED:
-            self._send_call(call, now)
+            self._calls.send(call, now)
             self._send_waiting([], now)
-        return token
+        return call.token
 
     def request_id(self, token: int) -> int:
         return token
@@ -280,58 +272,22 @@ class MqttCore:
         packet = answer_packet(to, request, payload, is_error=False)
         limit = self.limits.maximum_packet_size
         if limit is not None and len(payload) >= limit // 2 and _size(packet) > limit:
-            self.fail(
-                to, request, f"the answer is larger than the {limit} bytes that the broker takes", now=now
-            )
-        else:
-            self._publish_quietly(packet, now)
+            reason = f"the answer is larger than the {limit} bytes that the broker takes"
+            packet = answer_packet(to, request, reason.encode(), is_error=True)
+        self._publish_quietly(packet, now)
 
     def fail(self, to: ReturnAddress, request: Message, reason: str, *, now: float) -> None:
         self._publish_quietly(answer_packet(to, request, reason.encode(errors="replace"), is_error=True), now)
 
-    def _request_packet(self, call: Call, now: float) -> Publish:
-        return request_packet(call, self._answers_topic or "unknown yet", now)
-
-    def _send_call(self, call: Call, now: float) -> None:
-        """The first one subscribes to the answers; the broker reads that first."""
-        if not self._answers_topic:
-            run = self._settings.run if self._settings.clean_start else ""
-            self._answers_topic = answers_topic(self._client_id, run, self._response_information)
-            self._subscribing.subscribe(ANSWERS, SubscribeOptions(self._answers_topic, 1))
-        call.was_sent = True
-        call.is_acknowledged = False
-        self._outbox.submit(call.token, self._request_packet(call, now))
-
-    def _cancel(self, call: Call, now: float) -> bool:
-        """True if the broker has to do with it."""
-        self._calls.remove(call)
-        if not call.was_sent or self._outbox.withdraw(call.token):
-            return False
-        self._outbox.submit(self._next_token(), cancel_packet(call, self._answers_topic))
-        self._send_waiting([], now)
-        return True
-
     def _publish_quietly(self, publish: Publish, now: float) -> None:
         """Nobody waits for what becomes of it. A requester may have named a topic that is none."""
-        with suppress(UsageError, PublishRefused):
+        with suppress(UsageError):
             if publish.qos:
                 _size(publish)
                 self._outbox.submit(self._next_token(), publish)
                 self._send_waiting([], now)
             elif self.state is State.CONNECTED:
                 self._send(publish, now)
-
-    def _call_result(self, call: Call, result: Completed | Failed, packet: PubAck) -> CoreEvent | None:
-        """The broker acknowledged a request: that is not its end, unless it was refused."""
-        call.is_acknowledged = True
-        if isinstance(result, Failed):
-            assert isinstance(result.error, PublishRefused)
-            self._calls.remove(call)
-            return Failed(call.token, NotDelivered(call.message.topic, result.error.reason))
-        if packet.reason_code == ReasonCode.NO_MATCHING_SUBSCRIBERS and not call.may_wait:
-            self._calls.remove(call)
-            return Failed(call.token, NotDelivered(call.message.topic, "nobody is subscribed to this topic"))
-        return None
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -379,13 +335,7 @@ class MqttCore:
                 if release is not None:
                     self._send(release, now)
                 if outgoing is not None:
-                    result: CoreEvent | None = _publish_result(outgoing, packet)
-                    call = self._calls.get(outgoing.token)
-                    if call is not None and isinstance(packet, PubAck):
-                        assert isinstance(result, Completed | Failed)
-                        result = self._call_result(call, result, packet)
-                    if result is not None:
-                        events.append(result)
+                    self._on_acknowledged(outgoing, packet, events)
                     self._send_waiting(events, now)
             case PubRel():
                 answer = self._inbox.released(packet.packet_id)
@@ -393,8 +343,8 @@ class MqttCore:
             case SubAck() | UnsubAck():
                 event = self._on_suback(packet)
                 events.append(event)
-                if isinstance(event, Failed | RenewalRefused) and self._are_answers(event.error):
-                    self._fail_calls(event, events)
+                if isinstance(event, Failed | RenewalRefused):
+                    events += self._calls.without_answers(event.error)
                 self._send_waiting(events, now)
             case PingResp():
                 pass
@@ -426,15 +376,17 @@ class MqttCore:
             raise PeerError(ReasonCode.PROTOCOL_ERROR, f"{type(packet).__name__} answers nothing we asked")
         return event
 
-    def _are_answers(self, error: ClientError) -> bool:
-        return isinstance(error, SubscribeRefused) and error.topic_filter == self._answers_topic
-
-    def _fail_calls(self, refused: Failed | RenewalRefused, events: list[CoreEvent]) -> None:
-        """No answers will come: the broker does not let us have them."""
-        self._answers_topic = ""
-        for call in self._calls:
-            self._calls.remove(call)
-            events.append(Failed(call.token, NotDelivered(call.message.topic, str(refused.error))))
+    def _on_acknowledged(
+        self, outgoing: Outgoing, packet: PubAck | PubRec | PubComp, events: list[CoreEvent]
+    ) -> None:
+        result = _publish_result(outgoing, packet)
+        call = self._calls.get(outgoing.token)
+        if call is None:
+            events.append(result)
+        elif isinstance(packet, PubAck):
+            refusal = result.error if isinstance(result, Failed) else None
+            if (end := self._calls.acknowledged(call, packet, refusal)) is not None:
+                events.append(end)
 
     def _handle_connack(self, packet: ConnAck, events: list[CoreEvent], now: float) -> None:
         if self.state is not State.CONNECTING:
@@ -451,7 +403,7 @@ class MqttCore:
         self.state = State.CONNECTED
         self.limits = ServerLimits.announced(properties)
         self._client_id = properties.assigned_client_id or self._client_id
-        self._response_information = properties.response_information
+        self._calls.welcomed(self._client_id, properties.response_information)
         keep_alive_s = properties.server_keep_alive_s
         self._keep_alive = KeepAlive.mqtt(
             self._settings.keep_alive_s if keep_alive_s is None else keep_alive_s, now=now
@@ -465,14 +417,11 @@ class MqttCore:
             self.limits.receive_maximum, session_present=session_present
         )
         renewed = () if session_present else self._subscribing.renew()
-        again = sum(call.was_sent and not call.is_acknowledged for call in self._calls)
-        publishes = resent + len(releases) - again
-        for call in self._calls:
-            if not call.was_sent or (call.is_acknowledged and not session_present):
-                again += call.was_sent
-                self._send_call(call, now)
-        renewed = tuple(name for name in renewed if name != self._answers_topic)
-        events.append(Accepted(session_present, self._client_id, publishes, renewed, again))
+        requests = self._calls.unacknowledged
+        publishes = resent + len(releases) - requests
+        requests += self._calls.resume(now, session_present=session_present)
+        renewed = tuple(name for name in renewed if name != self._calls.topic)
+        events.append(Accepted(session_present, self._client_id, publishes, renewed, requests))
         events.extend(Completed(token) for token in complete)
         self._send_waiting_wishes(now)
         for release in releases:
@@ -491,7 +440,7 @@ class MqttCore:
                 self._send(answer, now)
             if receipt is None:
                 return
-        if topic == self._answers_topic and topic:
+        if topic and topic == self._calls.topic:
             self._take(receipt, self._calls.ended(publish), events, now)
             return
         identifiers = properties.subscription_identifiers
@@ -553,16 +502,9 @@ class MqttCore:
                 self.limits.check_publish(_as_message(publish), len(frame))
             except PublishRefused as error:
                 # Accepted before this connection told its limits.
-                events.append(self._not_sent(self._outbox.drop(outgoing).token, error))
+                events.append(self._calls.not_sent(self._outbox.drop(outgoing).token, error))
             else:
                 self._write(frame, now)
-
-    def _not_sent(self, token: int, error: PublishRefused) -> Failed:
-        call = self._calls.get(token)
-        if call is None:
-            return Failed(token, error)
-        self._calls.remove(call)
-        return Failed(token, NotDelivered(call.message.topic, error.reason))
 
     def _send_waiting_wishes(self, now: float) -> None:
         with_identifiers = self._version >= V5 and self.limits.subscription_identifiers_available
@@ -590,23 +532,6 @@ class MqttCore:
         self.state = State.IDLE
         self._inbox.pause()
         return Ended(error, may_retry)
-
-
-def subscribe_packet(packet_id: int, options: SubscribeOptions, *, with_identifier: bool) -> Subscribe:
-    wanted = SubscriptionRequest(
-        options.topic_filter,
-        options.qos,
-        options.no_local,
-        options.retain_as_published,
-        options.retain_handling,
-    )
-    identifiers = (options.identifier,) if with_identifier and options.identifier else ()
-    service = ((SERVICE, str(min(options.concurrency, MAX_CONCURRENCY))),) if options.concurrency else ()
-    if not identifiers and not service:
-        return Subscribe(packet_id, (wanted,), NO_PROPERTIES)
-    return Subscribe(
-        packet_id, (wanted,), Properties(subscription_identifiers=identifiers, user_properties=service)
-    )
 
 
 def _publish_result(outgoing: Outgoing, packet: PubAck | PubRec | PubComp) -> Completed | Failed:
