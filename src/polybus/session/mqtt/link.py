@@ -321,7 +321,18 @@ class MqttLink(MqttReader):
                 if wishes.cancel:
                     self._cancel(message)
                     return
+        if packet.qos:
+            self._check_log(route)
         broker.publish(route, message)
+
+    def _check_log(self, route: Route) -> None:
+        """What cannot be kept is not acknowledged. 3.1.1 has no way to say so but the end."""
+        log = (route.plan or self.broker.subscriptions.plan(route)).log
+        why = log.refusal if log is not None else None
+        if why is not None:
+            if self.version != V5:
+                raise self.refusal(Refusal.NO_STORE, why)
+            raise Unwelcome(ReasonCode.QUOTA_EXCEEDED, why)
 
     def _check_quota(self, session: Session) -> None:
         if self.version != V5:

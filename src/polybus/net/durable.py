@@ -1,0 +1,74 @@
+"""Streams in a running server: opened before anyone is let in, told to the core, closed at the end."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from polybus.broker.broker import Broker
+from polybus.broker.journal import Journal
+from polybus.errors import ConfigError
+from polybus.ops.config import Config
+from polybus.store.folder import DataFolder
+
+if TYPE_CHECKING:
+    from polybus.store.streams.writer import StreamSet
+
+SETTLE_S: Final = 10.0
+"""How long the end waits for the disk."""
+SWITCH_S: Final = 0.0005
+"""How long the event loop waits for the interpreter while the writer has it: Python's own 5 ms would be
+seen by everyone on the bus."""
+
+
+class Streams:
+    def __init__(self, folder: DataFolder, streams: "StreamSet") -> None:
+        self.folder = folder
+        self.set = streams
+        self.journal: Journal = streams
+
+    def start(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        def post(call: object, *arguments: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
+
+        def failed(origins: Collection[str], why: str) -> None:
+            broker.now = loop.time()
+            broker.commit_failed(origins, why)
+
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
+        broker.subscriptions.log_of = self.set.log_of
+        self.set.on_failed = failed
+        self.set.on_room = lambda: broker.unstall(loop.time())
+        self.set.start(post)
+
+    async def settle(self) -> None:
+        """Wait until everything taken so far is written and acknowledged."""
+        done = asyncio.Event()
+        self.set.commit(done.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), SETTLE_S)
+
+    def close(self) -> None:
+        self.set.close()
+        self.folder.close()
+
+
+def open_streams(config: Config) -> Streams:
+    """Raises StoreError for a folder that cannot be used, ConfigError if what streams need is not installed."""
+    try:
+        from polybus.store.streams.writer import StreamSet
+    except ImportError as error:
+        raise ConfigError(
+            f"{config.source or 'configuration'}: stream: needs {error.name}, which is not installed; install"
+            " the extra: pip install 'polybus[streams]'"
+        ) from error
+    assert config.data_folder is not None
+    folder = DataFolder(config.data_folder)
+    try:
+        streams = StreamSet(folder, config.streams, is_synced=config.store.sync == "full")
+    except BaseException:
+        folder.close()
+        raise
+    return Streams(folder, streams)
