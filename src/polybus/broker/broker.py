@@ -7,7 +7,7 @@ flushed with one write. Edges call `tick` soon after `wake` asked for it, and `r
 """
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from polybus.broker import events
@@ -18,7 +18,7 @@ from polybus.broker.events import Event, emit
 from polybus.broker.journal import Journal, Log, MemoryJournal
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
-from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties, Run
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message, MessageProperties, Run
 from polybus.broker.registry import Registry
 from polybus.broker.request import Request
 from polybus.broker.requests import Requests
@@ -49,6 +49,14 @@ QUIET_S: Final = 0.0005
 
 LaneItem: TypeAlias = Message | Run | Request
 """A request has no plan: one instance of a service gets it, or its requester the answer."""
+
+
+OpenReplay: TypeAlias = Callable[[Session, Subscription], Iterator[Delivery | None]]
+"""Records of a stream for this subscription to `$stream/…`. Raises UsageError."""
+
+
+def _no_replay(session: Session, subscription: Subscription) -> Iterator[Delivery | None]:
+    raise UsageError("this broker has no streams")
 
 
 class Broker:
@@ -88,6 +96,7 @@ class Broker:
             timeout_s=request_timeout_s,
         )
         self.dispatcher.on_ready = self.requests.session_is_ready
+        self.open_replay: OpenReplay = _no_replay
         self.now = 0.0
         self._journal = journal or MemoryJournal()
         self._wake = wake
@@ -502,6 +511,12 @@ class Broker:
         if subscription.serves and session.instances is not None:
             self.requests.instance_came(session.instances[topic_filter])
         self.requests.tell_waiting(session)
+
+    def replay(self, session: Session, topic_filter: str, subscription: Subscription) -> None:
+        """Subscribe to what a stream holds and to what follows. Raises UsageError."""
+        records = self.open_replay(session, subscription)
+        self.subscribe(session, topic_filter, subscription, retain_handling=2)
+        self.dispatcher.start_replay(session, topic_filter, records)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         self.drain()

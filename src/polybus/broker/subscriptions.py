@@ -28,7 +28,9 @@ MAX_ROUTES_BYTES: Final = 32 * 1024 * 1024
 """Characters of cached topic names, likewise."""
 MAX_WALK: Final = 2_000
 """Cached names looked at for a changed subscription; past it the whole cache is made anew."""
-RESERVED: Final = ("$SYS/", "$polybus/", "$stream/")
+STREAMS: Final = "$stream/"
+"""Where streams are replayed from."""
+RESERVED: Final = ("$SYS/", "$polybus/", STREAMS)
 """Where only the broker itself publishes, and clients only answers to what they were asked."""
 SUBSCRIPTION_BYTES: Final = 600
 """What a subscription costs beside its characters, which are kept about four times."""

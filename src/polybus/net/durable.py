@@ -3,18 +3,24 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from polybus.broker.broker import Broker
 from polybus.broker.journal import Journal
-from polybus.errors import ConfigError
+from polybus.broker.message import Delivery
+from polybus.broker.sessions import Session, Subscription
+from polybus.errors import ConfigError, UsageError
 from polybus.ops.config import Config
 from polybus.store.folder import DataFolder
+from polybus.store.streams.start import parse_subscription
 
 if TYPE_CHECKING:
+    from polybus.store.streams.cursor import Cursor, Records
     from polybus.store.streams.writer import StreamSet
 
+REPLAY_THREADS: Final = 2
 SETTLE_S: Final = 10.0
 """How long the end waits for the disk."""
 SWITCH_S: Final = 0.0005
@@ -27,6 +33,7 @@ class Streams:
         self.folder = folder
         self.set = streams
         self.journal: Journal = streams
+        self._threads = ThreadPoolExecutor(REPLAY_THREADS, thread_name_prefix="polybus-replay")
 
     def start(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
         def post(call: object, *arguments: object) -> None:
@@ -37,11 +44,47 @@ class Streams:
             broker.now = loop.time()
             broker.commit_failed(origins, why)
 
+        def open_replay(session: Session, subscription: Subscription) -> Iterator[Delivery | None]:
+            def wake() -> None:
+                broker.dispatcher.unfinished[session] = None
+                broker.stir()
+
+            return self._open_replay(subscription, post, wake)
+
+        broker.open_replay = open_replay
         sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         broker.subscriptions.log_of = self.set.log_of
         self.set.on_failed = failed
         self.set.on_room = lambda: broker.unstall(loop.time())
         self.set.start(post)
+
+    def _open_replay(
+        self, subscription: Subscription, post: Callable[..., None], wake: Callable[[], None]
+    ) -> "Cursor":
+        from polybus.store.streams.cursor import Cursor
+
+        def fetch(
+            read: Callable[[], "Records | None"], done: Callable[["Records | Exception | None"], None]
+        ) -> None:
+            def work() -> None:
+                try:
+                    found: Records | Exception | None = read()
+                except Exception as error:
+                    found = error
+                post(done, found)
+
+            with contextlib.suppress(RuntimeError):  # the server ends, and so do its sessions
+                self._threads.submit(work)
+
+        if subscription.group is not None:
+            raise UsageError("a stream is replayed to each subscriber, it cannot be shared")
+        asked = parse_subscription(subscription.path)
+        stream = self.set.streams.get(asked.name)
+        if stream is None:
+            raise UsageError(f"there is no stream {asked.name!r}; there are: {', '.join(self.set.streams)}")
+        return Cursor(
+            stream, asked, qos=subscription.qos, identifier=subscription.identifier, fetch=fetch, on_wake=wake
+        )
 
     async def settle(self) -> None:
         """Wait until everything taken so far is written and acknowledged."""
@@ -51,6 +94,7 @@ class Streams:
             await asyncio.wait_for(done.wait(), SETTLE_S)
 
     def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
         self.set.close()
         self.folder.close()
 
