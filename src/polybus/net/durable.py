@@ -4,23 +4,28 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from polybus.broker.access import Credentials, Verdict
 from polybus.broker.broker import Broker
 from polybus.broker.journal import Journal
 from polybus.broker.message import Delivery
 from polybus.broker.sessions import Session, Subscription
 from polybus.errors import ConfigError, UsageError
 from polybus.ops.config import Config
+from polybus.ops.streams import Http
 from polybus.store.folder import DataFolder
 from polybus.store.streams.start import parse_subscription
 
 if TYPE_CHECKING:
+    from polybus.net.http import HttpServer
     from polybus.store.streams.cursor import Cursor, Records
     from polybus.store.streams.writer import StreamSet
 
 REPLAY_THREADS: Final = 2
+JUDGE_S: Final = 30.0
+"""How long a reader waits for its password to be checked."""
 SETTLE_S: Final = 10.0
 """How long the end waits for the disk."""
 SWITCH_S: Final = 0.0005
@@ -33,6 +38,7 @@ class Streams:
         self.folder = folder
         self.set = streams
         self.journal: Journal = streams
+        self._http: HttpServer | None = None
         self._threads = ThreadPoolExecutor(REPLAY_THREADS, thread_name_prefix="polybus-replay")
 
     def start(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
@@ -86,6 +92,34 @@ class Streams:
             stream, asked, qos=subscription.qos, identifier=subscription.identifier, fetch=fetch, on_wake=wake
         )
 
+    def serve_http(self, broker: Broker, loop: asyncio.AbstractEventLoop, http: Http) -> "HttpServer":
+        """Raises ConfigError."""
+        from polybus.net.http import HttpServer
+        from polybus.net.http_streams import StreamPages
+
+        def judge(credentials: Credentials) -> Verdict:
+            authenticator = broker.access.authenticator
+            if authenticator is None:
+                return Verdict(True)
+            answer: Future[Verdict] = Future()
+            loop.call_soon_threadsafe(authenticator.authenticate, credentials, answer.set_result)
+            try:
+                return answer.result(JUDGE_S)
+            except TimeoutError:
+                return Verdict(False, busy=True, reason="the login could not be checked in time; try again")
+
+        pages = StreamPages(self.set.streams, lambda: broker.access, judge)
+        try:
+            server = HttpServer(http.host, http.port, pages.answer)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on http://{http.host}:{http.port}: {error.strerror or error};"
+                " choose another http.host or http.port, or stop what uses it"
+            ) from error
+        server.start()
+        self._http = server
+        return server
+
     async def settle(self) -> None:
         """Wait until everything taken so far is written and acknowledged."""
         done = asyncio.Event()
@@ -94,6 +128,8 @@ class Streams:
             await asyncio.wait_for(done.wait(), SETTLE_S)
 
     def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
         self._threads.shutdown(cancel_futures=True)
         self.set.close()
         self.folder.close()

@@ -142,6 +142,10 @@ class Server:
                 self.streams.start(self.broker, self.loop)
             for listener in self.config.listeners:
                 await self._listen(listener)
+            if self.streams is not None and self.config.serves_http:
+                http = self.streams.serve_http(self.broker, self.loop, self.config.http)
+                self.urls.append(f"{http.url}/streams")
+                log.info("listening", extra={"fields": {"url": self.urls[-1]}})
         except BaseException:
             await self._close_listeners()
             if self.streams is not None:

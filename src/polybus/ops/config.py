@@ -158,7 +158,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def serves_http(self) -> bool:
-        return bool(self.streams) if self.http.enabled is None else self.http.enabled
+        return self.http.enabled and bool(self.streams)
 
     def service_rules(self) -> tuple[ServiceRule, ...]:
         """In the order of the file: the first whose filter matches a request's topic holds."""

@@ -20,8 +20,8 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class Http(msgspec.Struct, frozen=True):
-    enabled: bool | None = None
-    """None: if there is a `[[stream]]`."""
+    enabled: bool = True
+    """Where there is something to read: a `[[stream]]`."""
     host: str = "127.0.0.1"
     port: int = 8035
 
