@@ -77,7 +77,7 @@ def test_packets_alike_are_one_piece(
 
 
 def test_packets_of_one_size_that_differ_in_topic_are_not_taken_for_alike() -> None:
-    pairs = [("a/%d" % (n % 2), b"%d" % n) for n in range(8)]
+    pairs = [(f"a/{n % 2}", b"%d" % n) for n in range(8)]
     assert records_of(MQTT_311, mqtt(V311), 0, pairs) == pairs
 
 

@@ -56,7 +56,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
     fill(partition, [b"1"], [b"2"], [b"3"])
     partition.close()
     assert stat.S_IMODE((tmp_path / "p").stat().st_mode) == 0o700
-    files = [path for path in (tmp_path / "p").iterdir()]
+    files = list((tmp_path / "p").iterdir())
     assert len(files) >= 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 

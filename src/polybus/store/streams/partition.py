@@ -141,7 +141,7 @@ class Partition:
         if self._reserved < self.next + len(batch):
             self._reserve()
         active = self.segments[-1]
-        pieces = segments.encode_batch(batch, self.shape.compression)
+        noted, pieces = segments.encode_batch(batch, self.shape.compression, active.size_bytes)
         try:
             self._files.append(self._fd, pieces)
             if self.shape.is_synced:
@@ -149,10 +149,7 @@ class Partition:
         except OSError:
             self._take_back(active)
             raise
-        head = bytes(pieces[0]) + bytes(pieces[1]) + bytes(pieces[2])
-        noted = segments.decode_header(head, 0)
-        assert noted is not None
-        active.note(noted._replace(at=active.size_bytes))
+        active.note(noted)
         self.next = active.next
 
     def tend(self, now_us: int) -> None:
