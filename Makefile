@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Tests run side by side: most of them wait for sockets, clocks and other processes.
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +30,7 @@ run: setup ## start the bus (flags: make run ARGS="--mqtt-port 1884")
 
 test: $(SYSTEM_STAMP) check ## everything that CI runs (one part: make test ARGS="tests/ops -k acl")
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(TEST_STAMP) ## format, lint, types, import contracts
 	@echo "==> format"
