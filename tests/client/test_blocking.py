@@ -212,7 +212,7 @@ def test_who_waits_at_the_end_is_released(url: str) -> None:
     ]
     for thread in threads:
         thread.start()
-    eventually(lambda: bus._bus._driver is not None and bus._bus._driver._waiting)
+    eventually(lambda: bus._bus._hub.driver is not None and bus._bus._hub.driver._waiting)
     bus.disconnect()
     for thread in threads:
         thread.join(20)
