@@ -195,6 +195,22 @@ def test_the_end_joins_the_threads_and_use_after_it_is_a_clear_error(url: str) -
     messages.close()
 
 
+def test_threads_of_what_is_over_are_gone(url: str) -> None:
+    with polybus.connect_blocking(url) as bus:
+        before = threading.active_count()
+        for number in range(5):
+            topic = unique("again")
+            service = bus.serve(topic, lambda request: b"", concurrency=3)
+            subscription = bus.subscribe(f"{topic}/news", lambda message: None)
+            bus.request(topic)
+            bus.publish(f"{topic}/news", str(number))
+            with pytest.raises(UsageError):
+                bus.serve("a/#/b", lambda request: b"")
+            service.close()
+            subscription.close()
+        eventually(lambda: threading.active_count() <= before)
+
+
 def test_who_waits_at_the_end_is_released(url: str) -> None:
     outcome: list[object] = []
     bus = polybus.connect_blocking(url)

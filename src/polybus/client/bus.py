@@ -164,7 +164,7 @@ class Bus:
             priority,
         )
         now = driver.now()
-        if not driver.is_ready:
+        if not driver.is_ready and not (priority and driver.takes_urgent):
             deadline = now + (self._hub.timeout_s if timeout_s is None else timeout_s)
             await driver.until_ready(deadline, f"publish to {topic!r}")
         token = core.publish(message, wait_s, now=now)
@@ -365,15 +365,17 @@ class Bus:
             properties=self._properties(properties) if properties else NO_PROPERTIES,
             priority=priority,
         )
-        if not self._has_room(driver) and not await driver.until(
-            lambda: self._has_room(driver), driver.now() + timeout_s
+        if not self._has_room(driver, priority) and not await driver.until(
+            lambda: self._has_room(driver, priority), driver.now() + timeout_s
         ):
             text = "too many are unfinished" if not core.takes_requests else "the broker takes no more"
             raise RequestTimeout(topic, f"{text}; it was not sent within {timeout_s:g} s")
         return driver, message
 
-    def _has_room(self, driver: Driver) -> bool:
-        return self._core.takes_requests and (driver.is_ready or not driver.is_connected)
+    def _has_room(self, driver: Driver, priority: bool) -> bool:
+        if not self._core.takes_requests:
+            return False
+        return driver.is_ready or not driver.is_connected or (priority and driver.takes_urgent)
 
     def _service(self, topic_filter: str, handler: Handler, concurrency: int) -> Service:
         core = self._core

@@ -181,8 +181,10 @@ class TbusCore:
         return events
 
     def take_output(self, *, now: float) -> bytes:
-        self._keep_alive.sent(now)
-        return self._output.take(now)
+        data = self._output.take(now)
+        if data:
+            self._keep_alive.sent(now)
+        return data
 
     @property
     def pending_output(self) -> int:
