@@ -65,7 +65,7 @@ def connection_from_options(
             "--url",
             "-L",
             envvar="POLYBUS_URL",
-            help="mqtt://, mqtts://, ws://, wss:// or mqtt+unix:///path; instead of host and port.",
+            help="mqtt://, mqtts://, ws://, wss://, mqtt+unix:///path or tbus://; instead of host and port.",
         ),
     ] = None,
     host: Annotated[str | None, _option("--host", "-h", help="(default: 127.0.0.1)")] = None,
