@@ -195,6 +195,22 @@ def test_the_end_joins_the_threads_and_use_after_it_is_a_clear_error(url: str) -
     messages.close()
 
 
+def test_threads_of_what_is_over_are_gone(url: str) -> None:
+    with polybus.connect_blocking(url) as bus:
+        before = threading.active_count()
+        for number in range(5):
+            topic = unique("again")
+            service = bus.serve(topic, lambda request: b"", concurrency=3)
+            subscription = bus.subscribe(f"{topic}/news", lambda message: None)
+            bus.request(topic)
+            bus.publish(f"{topic}/news", str(number))
+            with pytest.raises(UsageError):
+                bus.serve("a/#/b", lambda request: b"")
+            service.close()
+            subscription.close()
+        eventually(lambda: threading.active_count() <= before)
+
+
 def test_who_waits_at_the_end_is_released(url: str) -> None:
     outcome: list[object] = []
     bus = polybus.connect_blocking(url)
@@ -212,7 +228,7 @@ def test_who_waits_at_the_end_is_released(url: str) -> None:
     ]
     for thread in threads:
         thread.start()
-    eventually(lambda: bus._bus._driver is not None and bus._bus._driver._waiting)
+    eventually(lambda: bus._bus._hub.driver is not None and bus._bus._hub.driver._waiting)
     bus.disconnect()
     for thread in threads:
         thread.join(20)

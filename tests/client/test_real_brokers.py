@@ -144,7 +144,7 @@ async def test_will_is_published_when_we_disappear(broker: Broker, version: int)
     topic = unique("t")
     async with connect(broker, version=version) as watcher, watcher.subscribe(topic, qos=1) as messages:
         victim = await connect(broker, version=version, will=Will(topic, "gone", qos=1))
-        transport = victim._driver._connection.transport  # type: ignore[union-attr]
+        transport = victim._hub.driver._connection.transport  # type: ignore[union-attr]
         transport.abort()  # type: ignore[union-attr]
         assert (await messages.get(5)).text == "gone"
         await victim.disconnect()

@@ -30,7 +30,8 @@ from polybus.client.events import (
     Withdrawn,
 )
 from polybus.client.message import Message
-from polybus.client.tbus_core import LARGE_BYTES, State
+from polybus.client.tbus_core import State
+from polybus.client.tbus_doubts import LARGE_BYTES
 from polybus.errors import UsageError
 from polybus.session.tbus.bulking import MAX_BULK_BYTES
 from polybus.wire.tbus.codec import encode

@@ -150,11 +150,17 @@ class BlockingBus:
     ) -> "BlockingSubscription":
         """Loop over what it returns, or give a callback: it runs in a thread of its own, one message
         after the other."""
-        handler = None if callback is None else self._in_threads(callback, 1)
-        subscription = self._call(self._make(lambda: self._bus.subscribe(topic_filters, handler, **options)))
-        self._call(subscription.start())
+        workers, handler = (None, None) if callback is None else self._in_threads(callback, 1)
+        try:
+            subscription = self._call(
+                self._make(lambda: self._bus.subscribe(topic_filters, handler, **options))
+            )
+            self._call(subscription.start())
+        except BaseException:
+            self._dismiss(workers)
+            raise
         is_batched = Acknowledge(options.get("acknowledge", Acknowledge.QUEUED)) is Acknowledge.QUEUED
-        return BlockingSubscription(self, subscription, is_batched=is_batched)
+        return BlockingSubscription(self, subscription, workers, is_batched=is_batched)
 
     def unsubscribe(self, topic_filter: str) -> None:
         self._call(self._bus.unsubscribe(topic_filter))
@@ -170,9 +176,13 @@ class BlockingBus:
         return decorate
 
     def serve(self, topic_filter: str, handler: BlockingHandler, *, concurrency: int = 1) -> "BlockingService":
-        in_threads = self._in_threads(handler, concurrency)
-        service = self._call(self._bus.serve(topic_filter, in_threads, concurrency=concurrency))
-        return BlockingService(self, service, handler)
+        workers, in_threads = self._in_threads(handler, concurrency)
+        try:
+            service = self._call(self._bus.serve(topic_filter, in_threads, concurrency=concurrency))
+        except BaseException:
+            self._dismiss(workers)
+            raise
+        return BlockingService(self, service, workers, handler)
 
     def serve_forever(self) -> None:
         """Until the bus ends; ctrl-C ends it too."""
@@ -204,7 +214,9 @@ class BlockingBus:
     async def _make(self, make: Callable[[], Result]) -> Result:
         return make()
 
-    def _in_threads(self, handler: Callable[[Message], Result], concurrency: int) -> Callable[..., Any]:
+    def _in_threads(
+        self, handler: Callable[[Message], Result], concurrency: int
+    ) -> tuple[Workers, Callable[..., Any]]:
         if inspect.iscoroutinefunction(handler):
             raise UsageError("a blocking bus takes plain functions; for async ones there is polybus.connect")
         workers = Workers(max(concurrency, 1), "polybus-handler")
@@ -213,7 +225,13 @@ class BlockingBus:
         async def handle(message: Message) -> Result:
             return await workers.run(lambda: handler(message))
 
-        return handle
+        return workers, handle
+
+    def _dismiss(self, workers: Workers | None) -> None:
+        """Their subscription or service is over."""
+        if workers is not None and workers in self._workers:
+            self._workers.remove(workers)
+            workers.stop()
 
     def _in_order(self, on_event: Callable[[BusEvent], None]) -> Callable[[BusEvent], None]:
         """Events go to a thread of their own: whoever gets them may call the bus."""
@@ -290,9 +308,10 @@ class BlockingRequest:
 class BlockingService:
     """Made by `BlockingBus.service` and `serve`. Calling it calls the function behind it."""
 
-    def __init__(self, bus: BlockingBus, service: Service, handler: BlockingHandler) -> None:
+    def __init__(self, bus: BlockingBus, service: Service, workers: Workers, handler: BlockingHandler) -> None:
         self.topic_filter = service.topic_filter
         self._bus = bus
+        self._workers = workers
         self._service = service
         self._handler = handler
 
@@ -302,14 +321,18 @@ class BlockingService:
     def close(self) -> None:
         with suppress(BusClosed):
             self._bus._call(self._service.close())
+        self._bus._dismiss(self._workers)
 
 
 class BlockingSubscription:
     """Made by `BlockingBus.subscribe`. Iterate over it, or enter it to have it closed at the end."""
 
-    def __init__(self, bus: BlockingBus, subscription: Subscription, *, is_batched: bool) -> None:
+    def __init__(
+        self, bus: BlockingBus, subscription: Subscription, workers: Workers | None, *, is_batched: bool
+    ) -> None:
         self.topic_filters = subscription.topic_filters
         self._bus = bus
+        self._workers = workers
         self._subscription = subscription
         self._limit = MAX_BATCH if is_batched else 1
         self._fetched: deque[Message] = deque()
@@ -345,6 +368,7 @@ class BlockingSubscription:
     def close(self) -> None:
         with suppress(BusClosed):
             self._bus._call(self._subscription.close())
+        self._bus._dismiss(self._workers)
 
     async def _fetch(self, timeout_s: float | None) -> list[Message]:
         subscription = self._subscription

@@ -1,10 +1,8 @@
 """The bus as an application sees it. Nothing here knows a protocol's packets: a `Core` does."""
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypedDict, Unpack
 
@@ -14,24 +12,10 @@ from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.client.backoff import Backoff
 from polybus.client.core import Core
 from polybus.client.driver import Dial, Driver
-from polybus.client.errors import BusClosed, ClientError, RequestTimeout
-from polybus.client.events import (
-    Accepted,
-    AnswerUnclaimed,
-    BusEvent,
-    Connected,
-    CoreEvent,
-    Receipt,
-    Received,
-    RenewalRefused,
-    Requested,
-    ReturnAddress,
-    ServiceFailed,
-    SubscriptionLost,
-    Unclaimed,
-    Withdrawn,
-)
-from polybus.client.link import DialAt, Link
+from polybus.client.errors import RequestTimeout
+from polybus.client.events import BusEvent
+from polybus.client.hub import Hub
+from polybus.client.link import DialAt
 from polybus.client.message import (
     DEFAULT_QUEUE_SIZE,
     Acknowledge,
@@ -42,21 +26,15 @@ from polybus.client.message import (
     payload_bytes,
 )
 from polybus.client.pending import PendingRequest
-from polybus.client.router import MAX_LEVELS, Router
+from polybus.client.router import MAX_LEVELS
 from polybus.client.service import Handler, Service
 from polybus.client.subscription import Callback, Subscription
 from polybus.errors import UsageError
 from polybus.wire.mqtt.packets import NO_PROPERTIES, Properties
 
-logger = logging.getLogger("polybus.client")
-
-DRAIN_S: Final = 5.0
 MAX_UNDER_WAY: Final = 1000
 REQUEST_TIMEOUT_S: Final = 5.0
 """As in the document that defines TBus, and for MQTT too."""
-
-
-STOPPED: Final = "the service was stopped"
 NEEDED_FOR_REQUESTS: Final = "TBus (tbus://…) or MQTT 5.0 (mqtt://… with version=5)"
 
 
@@ -86,21 +64,16 @@ class Bus:
         dial_at: DialAt | None = None,
     ) -> None:
         self._core = core
-        self._dial = dial
-        self._dial_at = dial_at
-        self._timeout_s = timeout_s
-        self._connect_timeout_s = connect_timeout_s
-        self._reconnect = reconnect
-        self._on_event = on_event
-        self._router = Router(self._acknowledge, self.emit)
-        self._pausing: set[Subscription] = set()
+        self._hub = Hub(
+            core,
+            dial,
+            dial_at,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            reconnect=reconnect,
+            on_event=on_event,
+        )
         self._services: list[Service] = []  # those that start with the bus
-        self._starting: set[asyncio.Task[None]] = set()
-        self._over: asyncio.Future[None] | None = None
-        self._driver: Driver | None = None
-        self._link: Link | None = None
-        self.client_id = ""
-        """The name the broker knows us by; it may have given it to us."""
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -109,17 +82,12 @@ class Bus:
 
         Raises `ConnectionFailed`, `ConnectRefused`, `SubscribeRefused`; `UsageError` on a second call.
         """
-        if self._driver is not None:
-            raise UsageError("this bus was opened before; make a new one with polybus.connect")
-        self._driver = Driver(self._core, self._on_batch, self._connect_timeout_s)
-        self._over = asyncio.get_running_loop().create_future()
-        self._link = Link(self._driver, self._dial, self._dial_at, self._reconnect, self.emit, self._on_end)
-        await self._link.open()
+        await self._hub.open()
         try:
             for service in self._services:
                 await service.start()
         except BaseException:
-            await self._leave([])
+            await self._hub.leave()
             raise
         return self
 
@@ -131,27 +99,9 @@ class Bus:
         Raises `UsageError` for a `reason_code` that the protocol does not know.
         """
         self._core.prepare_goodbye(reason_code, reason)
-        if self._driver is None or self._link is None:
-            return
-        subscriptions = self._router.subscriptions()
-        for subscription in subscriptions:
+        for subscription in self._hub.router.subscriptions():
             subscription.settle()
-        await self._leave(subscriptions)
-
-    async def _leave(self, subscriptions: list[Subscription]) -> None:
-        assert self._link is not None
-        self._router.close()
-        for task in self._starting:
-            task.cancel()
-        for subscription in subscriptions:
-            subscription.forget_unhandled()
-            subscription.end(None)
-        deadline = asyncio.get_running_loop().time() + DRAIN_S
-        for subscription in subscriptions:
-            await subscription.drain(deadline)
-        for service in self._router.services():
-            await service.drain(deadline)
-        await self._link.close()
+        await self._hub.leave()
 
     def __await__(self) -> Generator[object, None, Self]:
         return self.open().__await__()
@@ -165,11 +115,17 @@ class Bus:
         if error is None:
             await self.disconnect()
         else:  # what was being handled was not
-            await self._leave(self._router.subscriptions())
+            await self._hub.leave()
 
     @property
     def is_connected(self) -> bool:
-        return self._driver is not None and self._driver.is_connected
+        driver = self._hub.driver
+        return driver is not None and driver.is_connected
+
+    @property
+    def client_id(self) -> str:
+        """The name the broker knows us by; it may have given it to us."""
+        return self._hub.client_id
 
     # --- operations -------------------------------------------------------------------------------
 
@@ -195,7 +151,7 @@ class Bus:
 
         Raises `PublishRefused`, `OperationTimeout`, `BusClosed`; `UsageError` for a bad argument.
         """
-        driver = self._opened()
+        driver = self._hub.opened()
         core = self._core
         if (priority or wait_s) and not core.has_requests:
             raise UsageError(f"priority and wait_s need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
@@ -208,12 +164,12 @@ class Bus:
             priority,
         )
         now = driver.now()
-        if not driver.is_ready:
-            deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
+        if not driver.is_ready and not (priority and driver.takes_urgent):
+            deadline = now + (self._hub.timeout_s if timeout_s is None else timeout_s)
             await driver.until_ready(deadline, f"publish to {topic!r}")
         token = core.publish(message, wait_s, now=now)
         if token:
-            deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
+            deadline = now + (self._hub.timeout_s if timeout_s is None else timeout_s)
             await driver.until_complete((token,), deadline, f"publish to {topic!r}")
         elif driver.flush_soon():
             await asyncio.sleep(0)  # a publisher that never waits must not starve the rest
@@ -302,14 +258,11 @@ class Bus:
 
         def decorate(handler: Handler) -> Service:
             service = self._service(topic_filter, handler, concurrency)
-            if self._driver is None:
+            if self._hub.driver is None:
                 self._services.append(service)
             else:
-                self._opened()
-                service.expect_start()
-                task = asyncio.create_task(self._start_later(service), name="polybus-service")
-                self._starting.add(task)
-                task.add_done_callback(self._starting.discard)
+                self._hub.opened()
+                self._hub.start_later(service)
             return service
 
         return decorate
@@ -319,7 +272,7 @@ class Bus:
 
         Raises `SubscribeRefused`, `OperationTimeout`, `BusClosed`.
         """
-        self._opened()
+        self._hub.opened()
         service = self._service(topic_filter, handler, concurrency)
         await service.start()
         return service
@@ -327,9 +280,9 @@ class Bus:
     async def serve_forever(self) -> None:
         """Until the bus ends. Raises what ended it, if that was not `disconnect`, or what kept a service
         from starting."""
-        self._opened()
-        assert self._over is not None
-        await asyncio.shield(self._over)
+        self._hub.opened()
+        assert self._hub.over is not None
+        await asyncio.shield(self._hub.over)
 
     def subscribe(
         self,
@@ -367,7 +320,7 @@ class Bus:
         for name in names:
             _check_filter(name)
         return Subscription(
-            self,
+            self._hub,
             tuple(
                 SubscribeOptions(name, qos, no_local, retain_as_published, retain_handling)
                 for name in dict.fromkeys(names)
@@ -376,7 +329,7 @@ class Bus:
             queue_size=queue_size,
             acknowledge=Acknowledge(acknowledge),
             when_full=WhenFull(when_full),
-            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+            timeout_s=self._hub.timeout_s if timeout_s is None else timeout_s,
         )
 
     async def unsubscribe(self, topic_filter: str, *, timeout_s: float | None = None) -> None:
@@ -385,99 +338,22 @@ class Bus:
         If there is none the broker is told all the same. Raises `UnsubscribeRefused`, `OperationTimeout`,
         `BusClosed`.
         """
-        driver = self._opened()
+        driver = self._hub.opened()
         _check_filter(topic_filter)
-        takers = self._router.takers(topic_filter)
+        takers = self._hub.router.takers(topic_filter)
         for taker in takers:
             await taker.close()
         if not takers:
-            deadline = driver.now() + (self._timeout_s if timeout_s is None else timeout_s)
+            deadline = driver.now() + (self._hub.timeout_s if timeout_s is None else timeout_s)
             token = self._core.unsubscribe(topic_filter, now=driver.now())
             await driver.until_complete((token,), deadline, f"unsubscribe from {topic_filter}")
 
-    # --- what subscriptions and services ask for --------------------------------------------------
-
-    async def start_subscription(self, subscription: Subscription, timeout_s: float) -> None:
-        await self._start(subscription, timeout_s)
-
-    async def stop_subscription(self, subscription: Subscription, timeout_s: float) -> None:
-        await self._stop(subscription, timeout_s)
-
-    async def start_service(self, service: Service) -> None:
-        await self._start(service, self._timeout_s)
-
-    async def stop_service(self, service: Service) -> None:
-        deadline = asyncio.get_running_loop().time() + DRAIN_S
-        await self._stop(service, self._timeout_s)
-        await service.drain(deadline, STOPPED)
-
-    async def _start(self, taker: Subscription | Service, timeout_s: float) -> None:
-        driver = self._opened()
-        deadline = driver.now() + timeout_s
-        try:
-            asked = self._router.add(taker)
-            tokens = [self._core.subscribe(options, now=driver.now()) for options in asked]
-            await driver.until_complete(tokens, deadline, f"subscribe to {', '.join(taker.topic_filters)}")
-        except BaseException:
-            self._unsubscribe(taker)
-            raise
-
-    async def _stop(self, taker: Subscription | Service, timeout_s: float) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        tokens = self._unsubscribe(taker)
-        driver = self._driver
-        if not tokens or driver is None or not driver.is_connected:
-            return  # without a connection it is done with the next one
-        with suppress(BusClosed):
-            await driver.until_complete(tokens, deadline, f"unsubscribe from {', '.join(taker.topic_filters)}")
-
-    def answer(self, to: ReturnAddress, request: Message, payload: bytes) -> None:
-        assert self._driver is not None
-        self._core.answer(to, request, payload, now=self._driver.now())
-        self._driver.flush_soon()
-
-    def fail(self, to: ReturnAddress, request: Message, reason: str) -> None:
-        assert self._driver is not None
-        self._core.fail(to, request, reason, now=self._driver.now())
-        self._driver.flush_soon()
-
-    def set_pausing(self, subscription: Subscription, is_pausing: bool) -> None:
-        if is_pausing:
-            self._pausing.add(subscription)
-        else:
-            self._pausing.discard(subscription)
-        if self._driver is not None:
-            self._driver.set_reading(not self._pausing)
-
-    def emit(self, event: BusEvent) -> None:
-        logger.debug("%s", event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                logger.exception("on_event failed for %s", event)
-
     # --- helpers ----------------------------------------------------------------------------------
-
-    def _opened(self) -> Driver:
-        if self._driver is None:
-            raise BusClosed("the bus is not connected yet: use 'async with polybus.connect(…) as bus'")
-        self._driver.check_open()
-        return self._driver
-
-    def _unsubscribe(self, taker: Subscription | Service) -> list[int]:
-        now = asyncio.get_running_loop().time()
-        unwanted, changed = self._router.remove(taker)
-        tokens = [self._core.unsubscribe(name, now=now) for name in unwanted]
-        tokens += [self._core.subscribe(options, now=now) for options in changed]
-        if self._driver is not None:
-            self._driver.flush_soon()
-        return tokens
 
     async def _prepare_request(
         self, topic: str, payload: Payload, timeout_s: float, priority: bool, properties: PublishProperties
     ) -> tuple[Driver, Message]:
-        driver = self._opened()
+        driver = self._hub.opened()
         core = self._core
         if not core.has_requests:
             raise UsageError(f"requests need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
@@ -489,38 +365,24 @@ class Bus:
             properties=self._properties(properties) if properties else NO_PROPERTIES,
             priority=priority,
         )
-        if not self._has_room(driver) and not await driver.until(
-            lambda: self._has_room(driver), driver.now() + timeout_s
+        if not self._has_room(driver, priority) and not await driver.until(
+            lambda: self._has_room(driver, priority), driver.now() + timeout_s
         ):
             text = "too many are unfinished" if not core.takes_requests else "the broker takes no more"
             raise RequestTimeout(topic, f"{text}; it was not sent within {timeout_s:g} s")
         return driver, message
 
-    def _has_room(self, driver: Driver) -> bool:
-        return self._core.takes_requests and (driver.is_ready or not driver.is_connected)
+    def _has_room(self, driver: Driver, priority: bool) -> bool:
+        if not self._core.takes_requests:
+            return False
+        return driver.is_ready or not driver.is_connected or (priority and driver.takes_urgent)
 
     def _service(self, topic_filter: str, handler: Handler, concurrency: int) -> Service:
         core = self._core
         if not core.has_requests:
             raise UsageError(f"services need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
         _check_filter(topic_filter)
-        return Service(self, topic_filter, handler, concurrency=concurrency, qos=int(core.has_properties))
-
-    async def _start_later(self, service: Service) -> None:
-        try:
-            await service.start()
-        except ClientError as error:
-            self.emit(ServiceFailed(service.topic_filter, error))
-            self._finish(error)
-
-    def _finish(self, error: ClientError | None) -> None:
-        if self._over is None or self._over.done():
-            return
-        if error is None:
-            self._over.set_result(None)
-        else:
-            self._over.set_exception(error)
-            self._over.exception()  # nobody has to wait for it
+        return Service(self._hub, topic_filter, handler, concurrency=concurrency, qos=int(core.has_properties))
 
     def _properties(self, properties: PublishProperties) -> Properties:
         if not self._core.has_properties:
@@ -533,50 +395,6 @@ class Bus:
         values = dict(properties)
         values["user_properties"] = as_pairs(properties.get("user_properties", ()))
         return msgspec.structs.replace(NO_PROPERTIES, **values)
-
-    def _acknowledge(self, receipt: Receipt) -> None:
-        self._core.acknowledge(receipt, now=asyncio.get_running_loop().time())
-        if self._driver is not None:
-            self._driver.flush_soon()
-
-    def _on_batch(self, events: list[CoreEvent]) -> None:
-        self._router.begin_batch()
-        for event in events:
-            match event:
-                case Received():
-                    self._router.deliver(event)
-                case Accepted():
-                    self._on_accepted(event)
-                case Requested():
-                    if not self._router.deliver_request(event):
-                        self.fail(event.answer_to, event.message, STOPPED)
-                case Withdrawn(answer_to):
-                    self._router.withdraw_request(answer_to)
-                case Unclaimed(request_id, end):
-                    self.emit(AnswerUnclaimed(request_id, end))
-                case RenewalRefused(error):
-                    self.emit(SubscriptionLost(error))
-                case _:
-                    pass
-
-    def _on_accepted(self, event: Accepted) -> None:
-        if event.session_present and not self.client_id:
-            self._router.keeps_unclaimed = True
-        self.client_id = event.client_id
-        attempt = self._link.attempt if self._link is not None else 0
-        self.emit(
-            Connected(
-                event.client_id, event.session_present, attempt, event.resent, event.renewed, event.requests
-            )
-        )
-
-    def _on_end(self, error: ClientError | None) -> None:
-        self._router.close()
-        for subscription in self._router.subscriptions():
-            subscription.end(error)
-        for service in self._router.services():
-            service.end()
-        self._finish(error)
 
 
 def as_pairs(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -18,6 +18,8 @@ from polybus.client.transport import Receiver, Transport
 FLUSH_BYTES: Final = 64 * 1024
 """So much output is written at once instead of at the end of the loop's turn."""
 
+URGENT_BYTES: Final = 1024 * 1024
+
 Dial: TypeAlias = Callable[[Receiver], Awaitable[Transport]]
 
 
@@ -107,6 +109,7 @@ class Driver:
         self._ready.clear()
         self._is_writable = False
         self._core.connection_lost()
+        self._changed.set()
         self._update_timer()
         connection, self._connection = self._connection, None
         if connection is not None and connection.transport is not None:
@@ -148,6 +151,12 @@ class Driver:
     @property
     def is_ready(self) -> bool:
         return self._ready.is_set() and self._closed_by is None
+
+    @property
+    def takes_urgent(self) -> bool:
+        """Whether what has priority may come although the transport takes no more: to overtake what
+        waits it has to be there."""
+        return self.is_connected and self._core.pending_output < URGENT_BYTES
 
     @property
     def is_connected(self) -> bool:

@@ -91,7 +91,10 @@ def payload_bytes(payload: Payload) -> bytes:
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, str):
-        return payload.encode()
+        try:
+            return payload.encode()
+        except UnicodeEncodeError:
+            raise UsageError("a payload that is text may hold no surrogates, UTF-8 has none") from None
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
     raise UsageError(f"a payload is bytes or str, not {type(payload).__name__}")

@@ -233,9 +233,8 @@ class Service:
     def _done(self, job: Job, answer: object) -> None:
         try:
             payload = b"" if answer is None else payload_bytes(answer)  # type: ignore[arg-type]
-        except UsageError:
-            kind = type(answer).__name__
-            self._failed(job, UsageError(f"a service answers with bytes, str or None, not {kind}"))
+        except UsageError as error:
+            self._failed(job, UsageError(f"a service answers with bytes, str or None: {error}"))
             return
         if self._leaves_hand(job):
             self._owner.answer(job.answer_to, job.message, payload)
@@ -244,7 +243,8 @@ class Service:
         logger.error("service %s failed", self.topic_filter, exc_info=error)
         self._owner.emit(HandlerFailed(self.topic_filters, job.message, error))
         if self._leaves_hand(job):
-            self._owner.fail(job.answer_to, job.message, str(error) or type(error).__name__)
+            reason = str(error).encode(errors="replace").decode()  # it may hold what UTF-8 cannot
+            self._owner.fail(job.answer_to, job.message, reason or type(error).__name__)
 
     def _leaves_hand(self, job: Job) -> bool:
         """False: it was canceled, or another request came under the same address."""

@@ -9,9 +9,7 @@ Subscriptions and requests may be made in any state: they wait for a connection.
 core asks again for its subscriptions, which ended with the last connection, and sends unfinished requests
 again under the same PacketId, by which the broker knows them again. Only the first connection is clean.
 
-Messages are not acknowledged. What the broker does not take it answers with a DISCONNECT, so a message or
-request that may be too large is followed by a ping (`tbus_output`), and one that ends connections is not
-tried for ever.
+Messages are not acknowledged; how the core finds out what the broker does not take is in `tbus_doubts`.
 """
 
 import math
@@ -23,13 +21,10 @@ from polybus.client.errors import (
     ClientError,
     ConnectionLost,
     ConnectRefused,
-    NotDelivered,
-    PublishRefused,
     RequestTimeout,
 )
 from polybus.client.events import (
     Accepted,
-    Completed,
     CoreEvent,
     Ended,
     Failed,
@@ -44,6 +39,7 @@ from polybus.client.keep_alive import KeepAlive, Verdict
 from polybus.client.message import Message, SubscribeOptions
 from polybus.client.packet_ids import PacketIds
 from polybus.client.subscribing import Subscribing
+from polybus.client.tbus_doubts import LARGE_BYTES, Doubts
 from polybus.client.tbus_output import Output
 from polybus.client.tbus_reasons import FINAL_REASONS, describe_reason, parse_server_reference
 from polybus.client.tbus_requests import GRACE_S, Pending, Requests
@@ -79,16 +75,11 @@ from polybus.wire.tbus.packets import (
     Unsubscribe,
 )
 
-LARGE_BYTES: Final = 64 * 1024
-"""A message of this size is followed by a ping: the broker may not take it."""
 MAX_LEVELS: Final = 0xFFFF
 MAX_CACHED_TOPICS: Final = 4096
 MAX_TIMEOUT_S: Final = 0xFFFF_FFFF
 MAX_REASON_CHARACTERS: Final = 4096
 """Of what a service says of its failure; the broker passes on no more."""
-STRIKES: Final = 2
-WORDLESS_STRIKES: Final = 3
-"""A connection may break by chance as well."""
 _BULK: Final = MessageType.BULK << 4
 
 
@@ -115,9 +106,7 @@ class TbusCore:
         self._goodbye = encode(Disconnect())
         self._last_token = 0
         self._topics: set[str] = set()  # known to be lawful
-        self._large: dict[int, Message | ReturnAddress] = {}  # on their way, by token: messages and answers
-        self._unwelcome: dict[ReturnAddress, str] = {}  # whose answers the broker does not take, and why
-        self._last_words: str | None = None  # of the broker, if it ended the connection with an error
+        self._doubts = Doubts(self._output, self._requests, self._next_token)
         self._news: list[CoreEvent] = []  # of what a lost connection means, for the next tick
 
     # --- connection -------------------------------------------------------------------------------
@@ -130,9 +119,7 @@ class TbusCore:
 
     def connection_lost(self) -> None:
         self.state = State.IDLE
-        self._judge_unconfirmed()
-        self._last_words = None
-        self._large.clear()
+        self._news += self._doubts.judge()
         self._frames.clear()
         self._output.clear()
         self._subscribing.pause()
@@ -181,8 +168,10 @@ class TbusCore:
         return events
 
     def take_output(self, *, now: float) -> bytes:
-        self._keep_alive.sent(now)
-        return self._output.take(now)
+        data = self._output.take(now)
+        if data:
+            self._keep_alive.sent(now)
+        return data
 
     @property
     def pending_output(self) -> int:
@@ -207,7 +196,7 @@ class TbusCore:
         else:
             frame = b"".join(encode_publish(topic, message.payload, message.priority))
         self._output.put(frame, message.priority)
-        return self._confirm(message) if len(frame) >= LARGE_BYTES else 0
+        return self._doubts.confirm(message) if len(frame) >= LARGE_BYTES else 0
 
     def subscribe(self, options: SubscribeOptions, *, now: float) -> int:
         if options.qos:
@@ -258,7 +247,7 @@ class TbusCore:
         frame = b"".join(encode_answer(payload, request.priority, to.destination, to.key))
         self._output.put(frame, request.priority)
         if len(frame) >= LARGE_BYTES:
-            self._confirm(to)
+            self._doubts.confirm(to)
 
     def fail(self, to: ReturnAddress, request: Message, reason: str, *, now: float) -> None:
         assert isinstance(to.key, int)
@@ -308,7 +297,8 @@ class TbusCore:
                 events.append(self._on_suback(packet))
                 self._send_waiting()
             case PingResp():
-                self._on_pingresp(events)
+                if (completed := self._doubts.ping_answered()) is not None:
+                    events.append(completed)
             case Disconnect():
                 events.append(self._on_disconnect(packet))
             case Publish() | Bulk():
@@ -328,8 +318,8 @@ class TbusCore:
         if not packet.is_request:
             return Received(message, None, ())
         answer_to = ReturnAddress(packet.response_destination or "", packet.packet_id)
-        if answer_to in self._unwelcome:
-            self.fail(answer_to, message, self._unwelcome.pop(answer_to), now=0)
+        if (refusal := self._doubts.take_refusal(answer_to)) is not None:
+            self.fail(answer_to, message, refusal, now=0)
             return None
         return Requested(message, answer_to)
 
@@ -351,17 +341,6 @@ class TbusCore:
             raise PeerError(DisconnectReason.UNSPECIFIED, f"{name} answers nothing we asked", "TB-05")
         return event
 
-    def _on_pingresp(self, events: list[CoreEvent]) -> None:
-        if not self._output.unanswered:
-            return
-        token = self._output.unanswered.popleft()
-        if isinstance(self._large.pop(token, None), Message):
-            events.append(Completed(token))
-        elif (pending := self._requests.get(token)) is not None:
-            pending.strikes = 0
-        if not self._output.unanswered:
-            self._output.start_bulking()
-
     def _on_connack(self, packet: ConnAck, events: list[CoreEvent], now: float) -> None:
         if self.state is not State.CONNECTING:
             raise PeerError(DisconnectReason.UNSPECIFIED, "a second CONNACK", "TB-03")
@@ -377,60 +356,15 @@ class TbusCore:
         self._was_connected = True
         self._send_waiting()
         resent = self._resend(now)
-        if not self._has_suspects():  # those go one by one, so that the one that is to blame is found
+        if not self._doubts.has_suspects:
             self._output.start_bulking()
         events.append(Accepted(False, self._settings.client_id, 0, renewed, resent))
 
     def _on_disconnect(self, packet: Disconnect) -> Ended:
         reason = describe_reason(packet.reason, packet.reason_string)
         if packet.reason is DisconnectReason.UNSPECIFIED:
-            self._last_words = reason
+            self._doubts.ended_with_an_error(reason)
         return self._end(ConnectionLost(reason, packet.reason))
-
-    # --- what the broker may not take -------------------------------------------------------------
-
-    def _confirm(self, large: Message | ReturnAddress) -> int:
-        token = self._next_token()
-        self._large[token] = large
-        self._output.put_ping(token)
-        return token
-
-    def _has_suspects(self) -> bool:
-        return any(pending.strikes for pending in self._requests)
-
-    def _judge_unconfirmed(self) -> None:
-        """The connection is over. Who was being read when it ended, and what follows from that?"""
-        unanswered = self._output.unanswered
-        words = self._last_words
-        first = next((token for token in unanswered if token), None)
-        for token, large in self._large.items():
-            is_culprit = words is not None and token == first
-            if isinstance(large, ReturnAddress):
-                if is_culprit:
-                    self._unwelcome[large] = f"the broker does not take the answer: {words}"
-                continue
-            size = len(large.payload)
-            error: ClientError = ConnectionLost(f"a message of {size} bytes may not have arrived")
-            if is_culprit:
-                error = PublishRefused(large.topic, DisconnectReason.UNSPECIFIED, words or "")
-            self._news.append(Failed(token, error))
-        if words is not None:
-            self._output.bulk_less()
-        for pending in self._requests:
-            if pending.token == first:
-                pending.strikes += 1
-                if pending.strikes >= (STRIKES if words is not None else WORDLESS_STRIKES):
-                    self._give_up(pending, words)
-            elif words is not None and pending.was_sent and not pending.strikes:
-                pending.strikes = 1
-
-    def _give_up(self, pending: Pending, words: str | None) -> None:
-        size = len(pending.message.payload)
-        text = words or f"the connection broke each time it was sent; are {size} bytes too large?"
-        error = NotDelivered(pending.message.topic, f"the broker does not take it: {text}")
-        if not pending.is_canceled:
-            self._news.append(Failed(pending.token, error))
-        self._requests.remove(pending)
 
     # --- helpers ----------------------------------------------------------------------------------
 
@@ -459,7 +393,7 @@ class TbusCore:
         )
         pending.was_sent = True
         frame = b"".join(parts)
-        if pending.strikes or len(frame) >= LARGE_BYTES:
+        if self._doubts.needs_ping(pending, len(frame)):
             self._output.put(frame)
             self._output.put_ping(pending.token)
         else:

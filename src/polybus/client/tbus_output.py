@@ -1,8 +1,7 @@
 """What a TBus client has to send: two lanes (TB-11), BULKs (TB-12), and pings that tell what has arrived.
 
-TBus acknowledges nothing and answers whatever is wrong with a DISCONNECT. A ping behind a message shows
-that the broker has read the message: `PINGRESP`s come in the order of the pings. So when a connection
-ends, the first ping without a response tells which message the broker may have stumbled over.
+A ping behind a message shows that the broker has read the message: responses come in the order of the
+pings, which all go in the regular lane.
 """
 
 from collections import deque
