@@ -5,7 +5,6 @@ alike: what the callback returns answers a request.
 """
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -13,8 +12,8 @@ from typing import Final, TypeVar
 
 from polybus.client.blocking import BlockingBus, BlockingRequest, BlockingService, BlockingSubscription
 from polybus.client.bus import REQUEST_TIMEOUT_S
-from polybus.client.errors import BusClosed, ClientError, RequestTimeout
-from polybus.client.events import AnswerUnclaimed, BusEvent, Closed, Disconnected, HandlerFailed, ServiceFailed
+from polybus.client.errors import BusClosed
+from polybus.client.events import BusEvent, Closed, Disconnected, HandlerFailed, ServiceFailed
 from polybus.client.message import Message
 from polybus.errors import UsageError
 from polybus.wire.tbus.fields import Number, Text, Wrong, decode_value, decode_varint, encode_value
@@ -66,8 +65,6 @@ class TBusClient:
         self._takers: dict[str, tuple[BlockingSubscription, BlockingService]] = {}
         self._requests: dict[int, BlockingRequest] = {}
         self._deadlines: dict[int, float] = {}
-        self._late: dict[int, Message | ClientError] = {}
-        self._news = threading.Condition()
 
     def connect_to_broker(self, clean_start: bool = True, keep_alive: int = 60) -> None:
         """Raises `ConnectionFailed`, `ConnectRefused`. `clean_start` forgets requests sent before."""
@@ -75,7 +72,6 @@ class TBusClient:
             raise UsageError("this client is connected; disconnect first")
         if clean_start:
             self._requests.clear()
-            self._late.clear()
         self._bus = BlockingBus(
             f"tbus://{self._host}:{self._port}",
             self._on_event,
@@ -158,25 +154,14 @@ class TBusClient:
         try:
             return request.result()
         except BusClosed:
-            return self._late_answer(request_id, request.topic)
+            return self._late_answer(request_id)
 
-    def _late_answer(self, request_id: int, topic: str) -> Message:
+    def _late_answer(self, request_id: int) -> Message:
         """Of a request whose connection was closed: its end comes over the next one."""
-        deadline = self._deadlines[request_id]
-        with self._news:
-            while request_id not in self._late:
-                if not self._news.wait(deadline - time.monotonic()):
-                    raise RequestTimeout(topic, "its end did not come")
-            end = self._late.pop(request_id)
-        if isinstance(end, ClientError):
-            raise end
-        return end
+        left_s = self._deadlines[request_id] - time.monotonic()
+        return self._connected().resume(request_id, timeout=max(0.0, left_s))
 
     def _on_event(self, event: BusEvent) -> None:
-        if isinstance(event, AnswerUnclaimed):
-            with self._news:
-                self._late[event.request_id] = event.end
-                self._news.notify_all()
         is_error = isinstance(event, Disconnected | HandlerFailed | ServiceFailed) or (
             isinstance(event, Closed) and event.error is not None
         )

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 import polybus
 from polybus.client import (
-    AnswerUnclaimed,
     Bus,
     BusClosed,
     BusEvent,
@@ -28,6 +27,7 @@ from polybus.client import (
     RequestTimeout,
     ServiceError,
     SubscribeRefused,
+    Subscription,
     UnsubscribeRefused,
 )
 from polybus.errors import UsageError
@@ -57,21 +57,14 @@ def hexed(data: bytes) -> str:
     return data.hex() or "-"
 
 
-class Left:
-    """A request whose connection is gone; its end comes over the next one."""
-
-    def __init__(self, topic: str, deadline: float) -> None:
-        self.topic = topic
-        self.deadline = deadline
-        self.end: asyncio.Future[Message | ClientError] = asyncio.get_running_loop().create_future()
-
-
 class Peer:
     def __init__(self) -> None:
         self._bus: Bus | None = None
         self._pending: dict[int, PendingRequest] = {}
         self._deadlines: dict[int, float] = {}
-        self._left: dict[int, Left] = {}
+        self._left: dict[int, float] = {}
+        """Deadlines of requests whose connection is gone; their ends come over the next one."""
+        self._subscriptions: dict[str, Subscription] = {}
         self._is_leaving = False
         self._release = asyncio.Event()
 
@@ -103,9 +96,13 @@ class Peer:
         return ""
 
     async def subscribe(self, topic_filter: str) -> str:
-        await self.bus.subscribe(
+        subscription = await self.bus.subscribe(
             topic_filter, lambda message: say(f"! message {message.topic} {hexed(message.payload)}")
         )
+        older = self._subscriptions.pop(topic_filter, None)
+        if older is not None:  # one filter, one subscription
+            await older.close()
+        self._subscriptions[topic_filter] = subscription
         return ""
 
     async def serve(self, topic_filter: str, behaviour: str, *rest: str) -> str:
@@ -135,6 +132,7 @@ class Peer:
 
     async def unsubscribe(self, topic_filter: str) -> str:
         await self.bus.unsubscribe(topic_filter)
+        self._subscriptions.pop(topic_filter, None)
         return ""
 
     async def publish(self, topic: str, data: str, priority: str, timeout_s: str) -> str:
@@ -155,17 +153,11 @@ class Peer:
         pending = self._pending.pop(number, None)
         if pending is not None:
             return hexed((await pending).payload)
-        left = self._left.pop(number, None)
-        if left is None:
+        deadline = self._left.pop(number, None)
+        if deadline is None:
             raise UsageError(f"there is no request {number}")
-        try:
-            async with asyncio.timeout_at(left.deadline):
-                end = await left.end
-        except TimeoutError:
-            raise RequestTimeout(left.topic, "its end did not come") from None
-        if isinstance(end, ClientError):
-            raise end
-        return hexed(end.payload)
+        left_s = deadline - asyncio.get_running_loop().time()
+        return hexed((await self.bus.resume(number, timeout=max(0.0, left_s))).payload)
 
     async def cancel(self, request_id: str) -> str:
         pending = self._pending.get(int(request_id))
@@ -179,12 +171,12 @@ class Peer:
         bus = self.bus
         for number, pending in self._pending.items():
             if not pending.is_done:
-                deadline = self._deadlines.get(number, loop.time() + LATE_S)
-                self._left[number] = Left(pending.topic, deadline)
+                self._left[number] = self._deadlines.get(number, loop.time() + LATE_S)
         self._pending = {number: each for number, each in self._pending.items() if number not in self._left}
         self._is_leaving = True
         self._release.set()
         await bus.disconnect(reason_code=int(code), reason=" ".join(reason))
+        self._subscriptions.clear()
         self._bus = None
         return ""
 
@@ -218,10 +210,6 @@ class Peer:
                 say(f"! lost {error}")
             case Closed(error):
                 say(f"! closed {error or 'as asked'}")
-            case AnswerUnclaimed(request_id, end):
-                left = self._left.get(request_id)
-                if left is not None and not left.end.done():
-                    left.end.set_result(end)
             case _:
                 pass
 

@@ -145,6 +145,9 @@ class BlockingBus:
         )
         return BlockingRequest(self, pending)
 
+    def resume(self, request_id: int, *, timeout: float = REQUEST_TIMEOUT_S) -> Message:
+        return self._call(self._bus.resume(request_id, timeout=timeout))
+
     def subscribe(
         self, topic_filters: str | Iterable[str], callback: BlockingCallback | None = None, **options: Any
     ) -> "BlockingSubscription":

@@ -242,6 +242,23 @@ class Bus:
         token = self._core.request(message, timeout, wait, now=driver.now())
         return PendingRequest(driver, token, self._core.request_id(token), topic)
 
+    async def resume(
+        self,
+        request_id: int,
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,  # noqa: ASYNC109 (as `request` has it)
+    ) -> Message:
+        """The answer to a request that an earlier run under this client id made (`PendingRequest.id`), if that
+        may have waited, and this run did not start clean. TBus only.
+
+        Raises `RequestFailed` as `request` does, `RequestTimeout` if nothing comes within `timeout` seconds;
+        `BusClosed`; `UsageError` on MQTT, where answers are told apart by their Correlation Data.
+        """
+        self._hub.opened()
+        if self._core.has_properties or not self._core.has_requests:
+            raise UsageError(f"resume needs TBus (tbus://…); this bus speaks {self._core.protocol}")
+        return await self._hub.earlier.end(request_id, timeout)
+
     def service(self, topic_filter: str, *, concurrency: int = 1) -> Callable[[Handler], Service]:
         """Decorates a function, plain or async, that answers requests::
 

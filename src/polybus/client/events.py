@@ -169,7 +169,7 @@ class ServiceFailed:
 
 @dataclass(frozen=True)
 class AnswerUnclaimed:
-    """The end of a request that an earlier run with this client id made (`clean_start=False`)."""
+    """The end of a request that an earlier run with this client id made (`clean_start=False`): `Bus.resume`."""
 
     request_id: int
     end: Message | ClientError

@@ -9,6 +9,7 @@ from typing import Final
 from polybus.client.backoff import Backoff
 from polybus.client.core import Core
 from polybus.client.driver import Dial, Driver
+from polybus.client.earlier import EarlierRequests
 from polybus.client.errors import BusClosed, ClientError
 from polybus.client.events import (
     Accepted,
@@ -55,6 +56,7 @@ class Hub:
     ) -> None:
         self.core = core
         self.router = Router(self._acknowledge, self.emit)
+        self.earlier = EarlierRequests()
         self.driver: Driver | None = None
         self.over: asyncio.Future[None] | None = None
         """Comes with the end of the bus, or with what kept a service from starting."""
@@ -218,6 +220,7 @@ class Hub:
                 case Withdrawn(answer_to):
                     self.router.withdraw_request(answer_to)
                 case Unclaimed(request_id, end):
+                    self.earlier.ended(request_id, end)
                     self.emit(AnswerUnclaimed(request_id, end))
                 case RenewalRefused(error):
                     self.emit(SubscriptionLost(error))
@@ -241,4 +244,5 @@ class Hub:
             subscription.end(error)
         for service in self.router.services():
             service.end()
+        self.earlier.close(error or BusClosed("the bus is closed"))
         self._finish(error)
