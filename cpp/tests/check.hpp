@@ -78,8 +78,8 @@ inline bool eventually(const std::function<bool()>& condition) {
 
 #define CHECK_EQUAL(left, right)                                                                                       \
     do {                                                                                                               \
-        const auto& left_value = (left);                                                                               \
-        const auto& right_value = (right);                                                                             \
+        const auto left_value = (left);                                                                                \
+        const auto right_value = (right);                                                                              \
         if (!(left_value == right_value))                                                                              \
             check::fail(__FILE__, __LINE__,                                                                            \
                         #left " is " + check::show(left_value) + ", not " + check::show(right_value));                 \

@@ -289,6 +289,18 @@ TEST("pings at half the keep alive; 5 s without an answer end the connection") {
     CHECK(s.session.ending()->reason.find("PINGRESP") != std::string::npos);
 }
 
+TEST("a short keep alive gives a silent broker 5 s and no more") {
+    Script s({.client_id = "c", .keep_alive_s = 1});
+    s.connect();
+    for (int i = 0; i < 10; ++i) {
+        s.pass(500ms);
+        CHECK_EQUAL(s.sent().size(), i == 0 ? 1U : 0U);
+        CHECK(!s.session.ending());
+    }
+    s.pass(600ms);
+    CHECK(s.session.ending().has_value());
+}
+
 TEST("whoever sends is alive: a long message does not count against the broker") {
     Script s({.client_id = "c", .keep_alive_s = 20});
     s.connect();
