@@ -2,6 +2,7 @@
 
 /// Things that happen in other threads, to be looked at from the test's.
 
+#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <string>
