@@ -29,7 +29,8 @@ struct Gone {};
 /// One connection, as the broker sees it.
 class Peer {
 public:
-    Peer(int socket, int number, const std::atomic<bool>& is_over) : index(number), socket_(socket), is_over_(is_over) {}
+    Peer(int socket, int number, const std::atomic<bool>& is_over)
+        : index(number), socket_(socket), is_over_(is_over) {}
     ~Peer() { close(); }
 
     const int index; ///< 0 is the first connection

@@ -7,10 +7,8 @@
 //     unsubscribe FILTER
 //     publish TOPIC HEX PRIORITY TIMEOUT_S
 //     request TOPIC HEX PRIORITY TIMEOUT_S                    ok ID
-//     await ID                                                ok HEX | error timeout|canceled|deleted|not-delivered|service TEXT
-//     cancel ID
-//     disconnect CODE [REASON…]
-//     quit
+//     await ID                                                ok HEX | error
+//     timeout|canceled|deleted|not-delivered|service TEXT cancel ID disconnect CODE [REASON…] quit
 //
 // Each command is answered by one line. What happens by itself is a line that begins with `! `.
 

@@ -46,7 +46,8 @@ public:
 
     void start() {
         std::ofstream(folder_ / "polybus.toml") << "[[listener]]\nprotocol = \"tbus\"\nport = " << port_ << "\n"
-                                                << listener_ << "\n" << configuration_ << "\n";
+                                                << listener_ << "\n"
+                                                << configuration_ << "\n";
         const std::string config = (folder_ / "polybus.toml").string();
         run({"serve", "--config", config});
         CHECK_EVENTUALLY(is_ready());
@@ -83,7 +84,8 @@ private:
                        const std::filesystem::path& output) {
         const char* program = std::getenv("POLYBUS_BIN");
         if (!program)
-            throw check::Failure("POLYBUS_BIN is not set: it names the program of the broker, such as .venv/bin/polybus");
+            throw check::Failure(
+                "POLYBUS_BIN is not set: it names the program of the broker, such as .venv/bin/polybus");
         std::vector<char*> argv = {const_cast<char*>(program)};
         for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
         argv.push_back(nullptr);
@@ -99,7 +101,9 @@ private:
         return pid;
     }
 
-    void run(const std::vector<std::string>& arguments) { pid_ = spawn(arguments, "/dev/null", folder_ / "output.txt"); }
+    void run(const std::vector<std::string>& arguments) {
+        pid_ = spawn(arguments, "/dev/null", folder_ / "output.txt");
+    }
 
     [[nodiscard]] std::string output() const { return read(folder_ / "output.txt"); }
 

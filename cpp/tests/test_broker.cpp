@@ -79,7 +79,8 @@ TEST("a service, with every way of bulking") {
         auto service = server.serve("triple", triple, {.concurrency = 2});
         CHECK_EQUAL(bus.request("triple", "14").text(), "42");
         std::vector<PendingRequest> pending;
-        for (int i = 0; i < 200; ++i) pending.push_back(bus.request_async("triple", std::to_string(i), {.timeout = 60s}));
+        for (int i = 0; i < 200; ++i)
+            pending.push_back(bus.request_async("triple", std::to_string(i), {.timeout = 60s}));
         for (int i = 0; i < 200; ++i)
             CHECK_EQUAL(pending[static_cast<std::size_t>(i)].get().str(), std::to_string(3 * i));
     }
@@ -87,8 +88,8 @@ TEST("a service, with every way of bulking") {
 
 TEST("inline service, callbacks, many threads: every request gets its own answer") {
     Client server{options_for(shared(), "service")}, bus{options_for(shared(), "asker")};
-    auto service = server.serve(
-        "echo", [](const Message& m) { return m.payload; }, {.concurrency = 64, .inline_handler = true});
+    auto service =
+        server.serve("echo", [](const Message& m) { return m.payload; }, {.concurrency = 64, .inline_handler = true});
     std::atomic<int> right{0};
     std::atomic<int> ended{0};
     std::vector<std::thread> threads;
@@ -198,7 +199,8 @@ TEST("the id that is in use is refused, and the older connection notices nothing
 TEST("a service that asks another service, and one that ends while it works") {
     Client server{options_for(shared(), "service")}, bus{options_for(shared(), "asker")};
     auto inner = server.serve("inner", triple);
-    auto outer = server.serve("outer", [&](const Message& message) { return server.request("inner", message.payload); });
+    auto outer =
+        server.serve("outer", [&](const Message& message) { return server.request("inner", message.payload); });
     CHECK_EQUAL(bus.request("outer", "14").text(), "42");
     // Two instances: when one disconnects with the request in hand, the other one gets it.
     Gate entered;
@@ -241,8 +243,10 @@ TEST("what is too large for the broker is given up, and the rest goes on") {
     Events events;
     Client bus{options_for(broker, "asker", &events)};
     auto service = bus.serve("echo", [](const Message& message) { return message.payload; });
-    CHECK_THROWS(RequestRefused, "larger than 200000", bus.request("echo", std::string(40'000'000, 'x'), {.timeout = 60s}));
-    CHECK_THROWS(RequestRefused, "larger than 200000", bus.request("echo", std::string(201'000, 'x'), {.timeout = 60s}));
+    CHECK_THROWS(RequestRefused, "larger than 200000",
+                 bus.request("echo", std::string(40'000'000, 'x'), {.timeout = 60s}));
+    CHECK_THROWS(RequestRefused, "larger than 200000",
+                 bus.request("echo", std::string(201'000, 'x'), {.timeout = 60s}));
     bus.publish("large", std::string(40'000'000, 'x'));
     CHECK_EVENTUALLY(events.count<event::MessageRefused>() == 1);
     CHECK_EQUAL(events.of<event::MessageRefused>()[0].size_bytes, 40'000'000U);
@@ -253,8 +257,7 @@ TEST("the broker is killed and started again under traffic: every request is ans
     real::Broker broker;
     Events events;
     Client server{options_for(broker, "service")}, bus{options_for(broker, "asker", &events)};
-    auto service = server.serve(
-        "echo", [](const Message& m) { return m.payload; }, {.concurrency = 8});
+    auto service = server.serve("echo", [](const Message& m) { return m.payload; }, {.concurrency = 8});
     std::atomic<int> answered{0}, reported{0}, wrong{0};
     std::atomic<bool> is_over{false};
     int asked = 0;
@@ -262,9 +265,12 @@ TEST("the broker is killed and started again under traffic: every request is ans
         for (; !is_over; ++asked) {
             const std::string text = std::to_string(asked);
             bus.request_async("echo", text, {.timeout = 10s}, [&, text](const Outcome& outcome) {
-                if (!outcome.ok()) ++reported;
-                else if (outcome.value() == text) ++answered;
-                else ++wrong;
+                if (!outcome.ok())
+                    ++reported;
+                else if (outcome.value() == text)
+                    ++answered;
+                else
+                    ++wrong;
             });
             if (asked % 16 == 0) std::this_thread::sleep_for(1ms); // a load, not a flood
         }
@@ -287,12 +293,12 @@ TEST("the broker is killed and started again under traffic: every request is ans
 }
 
 TEST("a token and a user name") {
-    real::Broker broker("[auth]\nallow_anonymous = false\npassword_file = \"users.txt\"\n", "",
-                        [](const std::filesystem::path& folder) {
-                            std::ofstream(folder / "password") << "secret\n";
-                            real::Broker::command({"passwd", (folder / "users.txt").string(), "alice", "--stdin"},
-                                                  folder / "password");
-                        });
+    real::Broker broker(
+        "[auth]\nallow_anonymous = false\npassword_file = \"users.txt\"\n", "",
+        [](const std::filesystem::path& folder) {
+            std::ofstream(folder / "password") << "secret\n";
+            real::Broker::command({"passwd", (folder / "users.txt").string(), "alice", "--stdin"}, folder / "password");
+        });
     Options options = options_for(broker);
     CHECK_THROWS(ConnectRefused, "135", Client(options));
     options.user_name = "alice";

@@ -394,8 +394,7 @@ TEST("a slow handler holds up no other one; what does not fit into its queue is 
     Gate done;
     Gate entered;
     std::atomic<int> quick{0};
-    auto slow = bus.subscribe(
-        "slow", [&](const Message&) { entered.open(), done.wait(); }, {.queue_size = 3});
+    auto slow = bus.subscribe("slow", [&](const Message&) { entered.open(), done.wait(); }, {.queue_size = 3});
     auto fast = bus.subscribe("fast", [&](const Message&) { ++quick; });
     bus.publish("slow", "first");
     entered.wait();
@@ -441,14 +440,13 @@ TEST("a service works on as many requests at once as it said") {
     Client bus{options_for(broker)};
     std::atomic<int> inside{0};
     Gate together;
-    auto service = bus.serve(
-        "work",
-        [&](const Message& message) {
-            if (++inside == 3) together.open();
-            together.wait(); // only if all three are in here at the same time
-            return message.payload;
-        },
-        {.concurrency = 3});
+    auto service = bus.serve("work",
+                             [&](const Message& message) {
+                                 if (++inside == 3) together.open();
+                                 together.wait(); // only if all three are in here at the same time
+                                 return message.payload;
+                             },
+                             {.concurrency = 3});
     CHECK_EVENTUALLY(asked.size() == 4);
     CHECK_EQUAL(asked.all()[0], 3);
 }
@@ -532,16 +530,15 @@ TEST("inline handlers and callbacks run, and are told that they may not block") 
             said.add(error.what());
         }
     };
-    auto watch = bus.subscribe(
-        "t",
-        [&](const Message&) {
-            complain([&] { static_cast<void>(bus.request("t", "x")); });
-            complain([&] { static_cast<void>(bus.subscribe("u", [](const Message&) {})); });
-            complain([&] { bus.unsubscribe("t"); });
-            complain([&] { bus.flush(); });
-            bus.publish("other", "x"); // does not block
-        },
-        {.inline_handler = true});
+    auto watch = bus.subscribe("t",
+                               [&](const Message&) {
+                                   complain([&] { static_cast<void>(bus.request("t", "x")); });
+                                   complain([&] { static_cast<void>(bus.subscribe("u", [](const Message&) {})); });
+                                   complain([&] { bus.unsubscribe("t"); });
+                                   complain([&] { bus.flush(); });
+                                   bus.publish("other", "x"); // does not block
+                               },
+                               {.inline_handler = true});
     bus.publish("t", "x");
     CHECK_EVENTUALLY(said.size() == 4);
     for (const std::string& text : said.all()) CHECK(text.find("inline") != std::string::npos);
@@ -625,9 +622,8 @@ TEST("a completion callback may ask and wait for the answer") {
     fake::Broker broker(granting(echo));
     Client bus{options_for(broker)};
     Recorded<std::string> said;
-    bus.request_async("t", "one", {}, [&](const Outcome& outcome) {
-        said.add(outcome.value().str() + bus.request("t", "two").str());
-    });
+    bus.request_async("t", "one", {},
+                      [&](const Outcome& outcome) { said.add(outcome.value().str() + bus.request("t", "two").str()); });
     CHECK_EVENTUALLY(said.size() == 1);
     CHECK_EQUAL(said.all()[0], "onetwo");
 }
@@ -717,7 +713,8 @@ TEST("a client that is destroyed from its own handlers and callbacks") {
                 if (const auto* subscribe = std::get_if<wire::Subscribe>(&packet))
                     peer.send(wire::SubAck{subscribe->packet_id});
                 echo(peer, packet);
-                if (const auto* publish = std::get_if<wire::Publish>(&packet); publish && *publish->topic == "break") return;
+                if (const auto* publish = std::get_if<wire::Publish>(&packet); publish && *publish->topic == "break")
+                    return;
             }
         });
         Options options = options_for(broker);
@@ -736,7 +733,9 @@ TEST("a client that is destroyed from its own handlers and callbacks") {
         switch (from) {
         case From::handler:
         case From::inline_handler:
-            client.subscribe("t", [destroy](const Message&) { destroy(); }, {.inline_handler = from == From::inline_handler})
+            client
+                .subscribe("t", [destroy](const Message&) { destroy(); },
+                           {.inline_handler = from == From::inline_handler})
                 .release();
             client.publish("t", "x");
             break;
@@ -753,8 +752,10 @@ TEST("a client that is destroyed from its own handlers and callbacks") {
 
 TEST("a client that is destroyed while it tries to reconnect") {
     fake::Broker broker([](fake::Peer& peer) {
-        if (peer.index == 0) peer.welcome();
-        else peer.hang();
+        if (peer.index == 0)
+            peer.welcome();
+        else
+            peer.hang();
     });
     Events events;
     {

@@ -631,12 +631,26 @@ TEST("backoff: grows, is bounded, has jitter, gives up; named brokers come at on
 }
 
 TEST("filters") {
-    for (const auto& [filter, topic] : std::vector<std::pair<const char*, const char*>>{
-             {"a", "a"}, {"#", "a/b"}, {"a/#", "a"}, {"a/#", "a/b/c"}, {"a/+", "a/b"}, {"+/b", "a/b"}, {"+", "a"},
-             {"a/+/c", "a//c"}, {"$sys/#", "$sys/x"}, {"/a", "/a"}, {"a/+", "a/"}})
+    for (const auto& [filter, topic] : std::vector<std::pair<const char*, const char*>>{{"a", "a"},
+                                                                                        {"#", "a/b"},
+                                                                                        {"a/#", "a"},
+                                                                                        {"a/#", "a/b/c"},
+                                                                                        {"a/+", "a/b"},
+                                                                                        {"+/b", "a/b"},
+                                                                                        {"+", "a"},
+                                                                                        {"a/+/c", "a//c"},
+                                                                                        {"$sys/#", "$sys/x"},
+                                                                                        {"/a", "/a"},
+                                                                                        {"a/+", "a/"}})
         if (!matches(filter, topic)) throw check::Failure(std::string(filter) + " should match " + topic);
-    for (const auto& [filter, topic] : std::vector<std::pair<const char*, const char*>>{
-             {"a", "b"}, {"a", "a/b"}, {"a/b", "a"}, {"a/+", "a"}, {"a/+", "a/b/c"}, {"#", "$sys/x"}, {"+/x", "$sys/x"},
-             {"ab", "a"}, {"a/#", "ab"}})
+    for (const auto& [filter, topic] : std::vector<std::pair<const char*, const char*>>{{"a", "b"},
+                                                                                        {"a", "a/b"},
+                                                                                        {"a/b", "a"},
+                                                                                        {"a/+", "a"},
+                                                                                        {"a/+", "a/b/c"},
+                                                                                        {"#", "$sys/x"},
+                                                                                        {"+/x", "$sys/x"},
+                                                                                        {"ab", "a"},
+                                                                                        {"a/#", "ab"}})
         if (matches(filter, topic)) throw check::Failure(std::string(filter) + " should not match " + topic);
 }

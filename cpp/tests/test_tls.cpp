@@ -26,10 +26,11 @@ void write_certificate(const std::filesystem::path& folder, const std::string& s
     ::X509_gmtime_adj(::X509_getm_notAfter(certificate), 86'400);
     ::X509_set_pubkey(certificate, key);
     X509_NAME* subject = ::X509_get_subject_name(certificate);
-    ::X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("test"), -1, -1, 0);
+    ::X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("test"), -1, -1,
+                                 0);
     ::X509_set_issuer_name(certificate, subject);
-    for (const auto& [id, value] : {std::pair<int, std::string>{NID_subject_alt_name, name},
-                                    {NID_basic_constraints, "critical,CA:TRUE"}}) {
+    for (const auto& [id, value] :
+         {std::pair<int, std::string>{NID_subject_alt_name, name}, {NID_basic_constraints, "critical,CA:TRUE"}}) {
         X509_EXTENSION* extension = ::X509V3_EXT_conf_nid(nullptr, nullptr, id, value.c_str());
         CHECK(extension != nullptr);
         ::X509_add_ext(certificate, extension, -1);
@@ -42,9 +43,8 @@ void write_certificate(const std::filesystem::path& folder, const std::string& s
         std::fclose(file);
     };
     write(".pem", [&](FILE* file) { return ::PEM_write_X509(file, certificate) == 1; });
-    write(".key", [&](FILE* file) {
-        return ::PEM_write_PrivateKey(file, key, nullptr, nullptr, 0, nullptr, nullptr) == 1;
-    });
+    write(".key",
+          [&](FILE* file) { return ::PEM_write_PrivateKey(file, key, nullptr, nullptr, 0, nullptr, nullptr) == 1; });
     ::X509_free(certificate);
     ::EVP_PKEY_free(key);
 }

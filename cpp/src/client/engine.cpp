@@ -402,7 +402,7 @@ void Engine::end(const std::shared_ptr<Handling>& handling, bool waits) {
     }
     if (!waits) return;
     if (!is_open) throw_closed();
-    wait_for(waiter, std::string(filter));
+    wait_for(waiter, handling->filter);
 }
 
 void Engine::wait_for(const core::SubscriptionBook::Waiter& waiter, const std::string& filter) {
