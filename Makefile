@@ -13,11 +13,12 @@ RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 SYSTEM_STAMP := $(VENV)/.installed-system
 
-# A real broker and real clients to test and measure against; the compiler is for the load generator.
-SYSTEM_PACKAGES := mosquitto mosquitto-clients g++
+# A real broker and real clients to test and measure against; the compiler is for the load generator and, with CMake
+# and OpenSSL, for the C++ client.
+SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench bench-requests conformance fuzz clean
+.PHONY: help setup run test check format bench bench-requests conformance fuzz cpp clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -58,8 +59,11 @@ conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
 fuzz: $(TEST_STAMP) ## mutated packets against the real session code
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-clean: ## remove .venv and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+cpp: $(RUN_STAMP) $(SYSTEM_STAMP) ## build and test the C++ client (one step: make cpp ARGS=build)
+	@cpp/check $(ARGS)
+
+clean: ## remove .venv, caches and what the C++ client was built into
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cpp/build
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -81,6 +85,7 @@ $(TEST_STAMP): $(RUN_STAMP)
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[test]'
 	@touch $@
 
-$(SYSTEM_STAMP): scripts/system-packages | $(BIN)/python
+# The list of packages is in this file.
+$(SYSTEM_STAMP): scripts/system-packages Makefile | $(BIN)/python
 	@scripts/system-packages $(SYSTEM_PACKAGES)
 	@touch $@

@@ -37,7 +37,7 @@ struct Failure : std::runtime_error {
 
 template <class T>
 std::string show(const T& value) {
-    if constexpr (requires(std::ostringstream& out) { out << value; }) {
+    if constexpr (requires(std::ostringstream & out) { out << value; }) {
         std::ostringstream out;
         out << value;
         return out.str();
@@ -78,8 +78,8 @@ inline bool eventually(const std::function<bool()>& condition) {
 
 #define CHECK_EQUAL(left, right)                                                                                       \
     do {                                                                                                               \
-        const auto& left_value = (left);                                                                               \
-        const auto& right_value = (right);                                                                             \
+        const auto left_value = (left);                                                                                \
+        const auto right_value = (right);                                                                              \
         if (!(left_value == right_value))                                                                              \
             check::fail(__FILE__, __LINE__,                                                                            \
                         #left " is " + check::show(left_value) + ", not " + check::show(right_value));                 \
@@ -87,8 +87,7 @@ inline bool eventually(const std::function<bool()>& condition) {
 
 #define CHECK_EVENTUALLY(condition)                                                                                    \
     do {                                                                                                               \
-        if (!check::eventually([&] { return (condition); }))                                                           \
-            check::fail(__FILE__, __LINE__, "never: " #condition);                                                     \
+        if (!check::eventually([&] { return (condition); })) check::fail(__FILE__, __LINE__, "never: " #condition);    \
     } while (false)
 
 /// The expression must throw exactly this type (or a child of it); the text must contain `words`.

@@ -7,10 +7,8 @@
 //     unsubscribe FILTER
 //     publish TOPIC HEX PRIORITY TIMEOUT_S
 //     request TOPIC HEX PRIORITY TIMEOUT_S                    ok ID
-//     await ID                                                ok HEX | error timeout|canceled|deleted|not-delivered|service TEXT
-//     cancel ID
-//     disconnect CODE [REASON…]
-//     quit
+//     await ID                                                ok HEX | error
+//     timeout|canceled|deleted|not-delivered|service TEXT cancel ID disconnect CODE [REASON…] quit
 //
 // Each command is answered by one line. What happens by itself is a line that begins with `! `.
 
@@ -58,18 +56,18 @@ std::string from_hex(const std::string& hex) {
     if (hex.size() % 2) throw polybus::UsageError("a payload is hex, two digits a byte, or -");
     std::string bytes;
     for (std::size_t i = 0; i < hex.size(); i += 2) {
-        std::size_t used = 0;
-        bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), &used, 16)));
-        if (used != 2) throw polybus::UsageError("a payload is hex, two digits a byte, or -");
+        const std::string digits = hex.substr(i, 2);
+        if (digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
+            throw polybus::UsageError("a payload is hex, two digits a byte, or -");
+        bytes.push_back(static_cast<char>(std::stoi(digits, nullptr, 16)));
     }
     return bytes;
 }
 
 unsigned long number(const std::string& word) {
-    std::size_t used = 0;
-    const unsigned long value = word.empty() ? 0 : std::stoul(word, &used);
-    if (word.empty() || used != word.size()) throw polybus::UsageError("'" + word + "' is no number");
-    return value;
+    if (word.empty() || word.size() > 10 || word.find_first_not_of("0123456789") != std::string::npos)
+        throw polybus::UsageError("'" + word + "' is no number");
+    return std::stoul(word);
 }
 
 class Peer {

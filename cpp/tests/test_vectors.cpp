@@ -55,10 +55,8 @@ void set(bool& field, const json::Value& value) { field = value.boolean(); }
 void set(std::string& field, const json::Value& value) { field = value.text(); }
 void set(Bytes& field, const json::Value& value) { field = Bytes(from_hex(value.text())); }
 template <class T>
-    requires std::is_enum_v<T> || std::unsigned_integral<T>
-void set(T& field, const json::Value& value) {
-    field = static_cast<T>(value.number());
-}
+requires std::is_enum_v<T> || std::unsigned_integral<T>
+void set(T& field, const json::Value& value) { field = static_cast<T>(value.number()); }
 template <class T>
 void set(std::optional<T>& field, const json::Value& value) {
     if (!value.is_null()) set(field.emplace(), value);
@@ -130,8 +128,8 @@ Packet expected(const json::Value& object) {
     if (type == "PingReq") return build<PingReq>(object, {});
     if (type == "PingResp") return build<PingResp>(object, {});
     if (type == "Disconnect")
-        return build<Disconnect>(object, {{"reason", field(&Disconnect::reason)},
-                                          {"reason_string", field(&Disconnect::reason_string)}});
+        return build<Disconnect>(
+            object, {{"reason", field(&Disconnect::reason)}, {"reason_string", field(&Disconnect::reason_string)}});
     throw std::runtime_error("unknown type " + type);
 }
 
@@ -263,7 +261,8 @@ TEST("every error is found, with its reason and rule, however it arrives") {
             } catch (const Malformed& malformed) {
                 is_refused = true;
                 with_name(test, [&] {
-                    CHECK_EQUAL(static_cast<std::uint64_t>(malformed.reason_code), test["error"]["reason_code"].number());
+                    CHECK_EQUAL(static_cast<std::uint64_t>(malformed.reason_code),
+                                test["error"]["reason_code"].number());
                     CHECK_EQUAL(malformed.rule, test["error"]["rule"].text());
                     CHECK(!malformed.text.empty());
                 });
@@ -353,9 +352,12 @@ TEST("random bytes are a message, not complete, or an error") {
             data = seeds[random() % seeds.size()];
             for (std::size_t change = random() % 3 + 1; change > 0 && !data.empty(); --change) {
                 const std::size_t at = random() % data.size();
-                if (random() % 3 == 0) data.erase(at, 1);
-                else if (random() % 2 == 0) data.insert(at, 1, static_cast<char>(random()));
-                else data[at] = static_cast<char>(random());
+                if (random() % 3 == 0)
+                    data.erase(at, 1);
+                else if (random() % 2 == 0)
+                    data.insert(at, 1, static_cast<char>(random()));
+                else
+                    data[at] = static_cast<char>(random());
             }
         }
         try {

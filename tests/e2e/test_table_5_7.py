@@ -61,6 +61,8 @@ def bus(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) ->
 
 MakePair = Callable[[int], Pair]
 
+pytestmark = pytest.mark.timeout(900)  # the first test may have to wait for the C++ peer to be compiled
+
 
 @pytest.fixture(params=PAIRS)
 def make_pair(request: pytest.FixtureRequest, cpp_peer: Path) -> Iterator[MakePair]:

@@ -66,8 +66,9 @@ public:
     [[nodiscard]] const unsigned char* end() const { return data() + size(); }
     unsigned char operator[](std::size_t index) const { return data()[index]; }
 
-    /// The same bytes as text, without a copy.
-    [[nodiscard]] std::string_view text() const { return text_; }
+    /// The same bytes as text, without a copy. Of a temporary it is a string: a view would look at nothing.
+    [[nodiscard]] std::string_view text() const& { return text_; }
+    [[nodiscard]] std::string text() && { return std::move(text_); }
     /// The same bytes as a string; `std::move(bytes).str()` copies nothing.
     [[nodiscard]] const std::string& str() const& { return text_; }
     [[nodiscard]] std::string str() && { return std::move(text_); }
@@ -80,6 +81,7 @@ public:
 
     friend bool operator==(const Bytes&, const Bytes&) = default;
     friend bool operator==(const Bytes& bytes, std::string_view text) { return bytes.text_ == text; }
+    friend bool operator==(const Bytes& bytes, const std::string& text) { return bytes.text_ == text; }
     friend bool operator==(const Bytes& bytes, const char* text) { return bytes.text_ == text; }
 
 private:

@@ -261,7 +261,7 @@ void Engine::check_may_block(const char* what) const {
 }
 
 void Engine::put(Command command) {
-    if (!mailbox.put(std::move(command))) throw_closed();
+    if (!mailbox.put(std::move(command), !is_io_thread())) throw_closed();
 }
 
 Time Engine::deadline_of(std::chrono::milliseconds timeout) const { return is_io_thread() ? now() : now() + timeout; }
@@ -325,7 +325,7 @@ std::shared_ptr<RequestState> Engine::request(std::string_view topic, BytesView 
     view.packet_id = id;
     view.timeout_s = options.wait_for_service ? whole_seconds(options.timeout) : 0;
     state->bytes = shared(wire::encode_publish(view));
-    if (!mailbox.put(RequestCommand{state})) {
+    if (!mailbox.put(RequestCommand{state}, !is_io_thread())) {
         state->forgotten();
         throw_closed();
     }
@@ -402,15 +402,15 @@ void Engine::end(const std::shared_ptr<Handling>& handling, bool waits) {
     }
     if (!waits) return;
     if (!is_open) throw_closed();
-    wait_for(waiter);
+    wait_for(waiter, handling->filter);
 }
 
-void Engine::wait_for(core::SubscriptionBook::Waiter waiter) {
+void Engine::wait_for(const core::SubscriptionBook::Waiter& waiter, const std::string& filter) {
     auto& ack = static_cast<AckWaiter&>(*waiter);
     if (!ack.wait_until(now() + options_.operation_timeout))
-        throw OperationTimeout("unsubscribe: the broker has not acknowledged it in time");
+        throw OperationTimeout("unsubscribe: the broker has not acknowledged '" + filter + "' in time");
     if (ack.code() == core::SubscriptionBook::closed) throw_closed();
-    if (ack.code() != 0) throw SubscriptionRefused(ack.code(), ack.reason(), "");
+    if (ack.code() != 0) throw SubscriptionRefused(ack.code(), ack.reason(), filter);
 }
 
 void Engine::unsubscribe(std::string_view filter) {
@@ -419,7 +419,7 @@ void Engine::unsubscribe(std::string_view filter) {
         throw UsageError("unsubscribe: a filter is UTF-8 without U+0000");
     auto waiter = std::make_shared<AckWaiter>();
     put(UnsubscribeCommand{std::string(filter), waiter});
-    wait_for(waiter);
+    wait_for(waiter, std::string(filter));
 }
 
 // -- handlers --------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ private:
     void put(Command command);
     [[noreturn]] void throw_closed() const;
     void check(Granted granted, const char* what) const;
-    void wait_for(core::SubscriptionBook::Waiter waiter);
+    void wait_for(const core::SubscriptionBook::Waiter& waiter, const std::string& filter);
     void watch(const std::shared_ptr<WorkerBase>& worker);
     Time deadline_of(std::chrono::milliseconds timeout) const;
 

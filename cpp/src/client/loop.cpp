@@ -249,7 +249,8 @@ void Loop::wait(Time now) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - now).count();
         timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
     }
-    if (link_ && link_->has_buffered()) timeout_ms = 0;
+    // Inline handlers put commands into the mailbox without a byte in the pipe.
+    if ((link_ && link_->has_buffered()) || !engine_.mailbox.is_empty()) timeout_ms = 0;
     pollfd files[2] = {{engine_.mailbox.wake_descriptor(), POLLIN, 0}, {-1, 0, 0}};
     if (link_) files[1] = {link_->descriptor(), link_->poll_events(!session_.outbox().pending().empty()), 0};
     ::poll(files, 2, timeout_ms);
@@ -438,6 +439,7 @@ void Loop::on_message_refused(std::string_view topic, std::size_t size_bytes, co
 }
 
 void Loop::report_dropped() {
+    if (dropped_.empty()) return;
     for (const auto& [filter, count] : std::exchange(dropped_, {})) engine_.tell(event::MessagesDropped{filter, count});
 }
 

@@ -20,17 +20,22 @@ Mailbox::Mailbox() {
     }
 }
 
-bool Mailbox::put(Command command) {
+bool Mailbox::put(Command command, bool wakes) {
     {
         const std::lock_guard lock(mutex_);
         if (is_closed_) return false;
         commands_.push_back(std::move(command));
-        if (std::exchange(is_signaled_, true)) return true;
+        if (!wakes || std::exchange(is_signaled_, true)) return true;
     }
     const char byte = 0;
     // A full pipe wakes as well as one more byte would.
     [[maybe_unused]] const ssize_t count = ::write(writer_.get(), &byte, 1);
     return true;
+}
+
+bool Mailbox::is_empty() {
+    const std::lock_guard lock(mutex_);
+    return commands_.empty();
 }
 
 void Mailbox::take(std::vector<Command>& commands) {

@@ -64,8 +64,9 @@ class Mailbox {
 public:
     Mailbox();
 
-    /// False if nobody will read it.
-    bool put(Command command);
+    /// False if nobody will read it. The I/O thread itself need not be woken.
+    bool put(Command command, bool wakes = true);
+    [[nodiscard]] bool is_empty();
     /// Everything there is; `commands` lends its memory.
     void take(std::vector<Command>& commands);
     /// Everything there is, and nothing more after it.

@@ -40,6 +40,11 @@ void Session::receive(Time now) {
     if (ping_deadline_) ping_deadline_ = now + ping_patience; // whoever sends is alive
     std::size_t pos = 0;
     try {
+        // Whatever else answers at this port need not send as much as it seems to promise.
+        const std::string_view first = inbox_.data().substr(0, 1);
+        if (state_ == State::greeting && !first.empty() &&
+            static_cast<std::uint8_t>(first[0]) >> 4 != static_cast<int>(wire::Type::connack))
+            throw wire::Malformed{128, "TB-03", "the first message is no CONNACK"};
         while (state_ != State::down && !ending_) {
             const auto frame = wire::next_frame(inbox_.data(), pos, wire::max_varint + 1 + wire::max_varint_bytes);
             if (!frame) break;
@@ -144,7 +149,10 @@ void Session::handle_pingresp(Time now) {
     pings_in_flight_.pop_front();
     const PingPurpose& purpose = asked.mapped();
     switch (purpose.kind) {
-    case Ping::keep_alive: ping_deadline_.reset(); return;
+    case Ping::keep_alive:
+        is_pinging_ = false;
+        ping_deadline_.reset();
+        return;
     case Ping::flush: return purpose.waiter->flushed(Flush::Result::done);
     case Ping::resume:
         ping_deadline_.reset();
@@ -176,6 +184,7 @@ void Session::connection_lost(const std::string& reason, Time now) {
     outbox_.connection_lost();
     subscriptions_.connection_lost();
     pings_in_flight_.clear();
+    is_pinging_ = false;
     next_ping_.reset();
     ping_deadline_.reset();
     for (auto& [number, purpose] : std::exchange(pings_, {}))
@@ -251,7 +260,8 @@ void Session::tick(Time now) {
     }
     if (next_ping_ && now >= *next_ping_) {
         next_ping_ = now + std::chrono::milliseconds(settings_.keep_alive_s * 500);
-        send_ping({Ping::keep_alive, {}}, Lane::control, now);
+        // One at a time: the next must not make us more patient with the one before.
+        if (!std::exchange(is_pinging_, true)) send_ping({Ping::keep_alive, {}}, Lane::control, now);
     }
     for (const Request* request : requests_.expire(now))
         if (request->connection == connection_ && state_ == State::up && !is_resuming_) send_cancel(*request, now);
@@ -342,7 +352,7 @@ void Session::written(std::size_t size, Time now) {
     outbox_.written(size);
     for (const std::uint32_t ping : outbox_.take_pings()) {
         pings_in_flight_.push_back(ping);
-        if (pings_.at(ping).kind != Ping::flush) ping_deadline_ = now + ping_patience;
+        if (pings_.at(ping).kind != Ping::flush && !ping_deadline_) ping_deadline_ = now + ping_patience;
     }
 }
 

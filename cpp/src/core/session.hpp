@@ -161,6 +161,7 @@ private:
     std::uint32_t last_ping_ = 0;
     std::unordered_map<std::uint32_t, PingPurpose> pings_;
     std::deque<std::uint32_t> pings_in_flight_;
+    bool is_pinging_ = false; ///< for keep alive
     std::optional<Time> next_ping_;
     std::optional<Time> ping_deadline_;
 

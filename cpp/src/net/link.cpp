@@ -111,7 +111,7 @@ Io Link::advance() {
         Io io = tls_->handshake();
         if (io.status == Io::Status::ok) stage_ = Stage::open;
         if (io.status == Io::Status::failed || io.status == Io::Status::ended)
-            return give_up(io.text.empty() ? "the broker closed during the TLS handshake" : io.text);
+            return give_up("no TLS connection: " + io.text);
         return io;
     }
     if (stage_ == Stage::failed) return {Io::Status::failed, 0, last_error_};
