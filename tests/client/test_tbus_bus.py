@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from polybus.client.service import MAX_QUEUE
 from polybus.client.tbus_core import TbusCore
 from polybus.client.tbus_settings import TbusSettings
 from polybus.client.transport import Receiver, Transport
+from polybus.session.tbus.options import BulkMode
 from polybus.wire.tbus.codec import decode, encode, frames, next_frame
 from polybus.wire.tbus.packets import (
     Bulk,
@@ -36,9 +38,9 @@ class FakeTbusBroker:
         self.writes = 0
         self.transport: FakeTransport | None = None
 
-    def bus(self, on_event: Callable[[BusEvent], None] | None = None) -> Bus:
+    def bus(self, on_event: Callable[[BusEvent], None] | None = None, bulk: BulkMode = "adaptive") -> Bus:
         return Bus(
-            TbusCore(TbusSettings("c")),
+            TbusCore(TbusSettings("c", bulk=bulk)),
             self.dial,
             timeout_s=5.0,
             connect_timeout_s=5.0,
@@ -155,6 +157,32 @@ async def test_priority_is_first_among_what_waits_together(broker: FakeTbusBroke
         await eventually(lambda: len(broker.got(Publish)) == 4)
     order = [packet.payload for packet in broker.got(Publish)]  # type: ignore[union-attr]
     assert order == [b"urgent", b"regular 0", b"regular 1", b"regular 2"]
+
+
+async def test_window_that_ends_while_the_transport_takes_nothing(broker: FakeTbusBroker) -> None:
+    """It waits for the transport, and does not turn in circles meanwhile."""
+    async with broker.bus(bulk="fixed") as bus:
+        for _ in range(20):
+            await bus.publish("t", b"x")
+        core = bus._core
+        await eventually(lambda: (core.deadline() or 1e9) < asyncio.get_running_loop().time() + 1)
+        broker.set_writable(False)
+        await eventually(lambda: (core.deadline() or 1e9) <= asyncio.get_running_loop().time())
+        ticks = 0
+        tick = core.tick
+
+        def count(**arguments: Any) -> Any:
+            nonlocal ticks
+            ticks += 1
+            return tick(**arguments)
+
+        core.tick = count  # type: ignore[method-assign]
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert ticks < 30
+        assert broker.got(Publish) == []
+        broker.set_writable(True)
+        await eventually(lambda: len(broker.got(Publish)) == 20)
 
 
 # --- services ---------------------------------------------------------------------------------------

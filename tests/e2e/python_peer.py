@@ -79,6 +79,8 @@ class Peer:
     async def connect(
         self, host: str, port: str, client_id: str, clean: str, keep_alive_s: str, bulk: str
     ) -> str:
+        if self._bus is not None:
+            raise UsageError("connected already: disconnect first")
         if clean == "1":
             self._left.clear()
         bus = polybus.connect(

@@ -19,6 +19,7 @@ FLUSH_BYTES: Final = 64 * 1024
 """So much output is written at once instead of at the end of the loop's turn."""
 
 URGENT_BYTES: Final = 1024 * 1024
+BLOCKED_S: Final = 0.05
 
 Dial: TypeAlias = Callable[[Receiver], Awaitable[Transport]]
 
@@ -323,7 +324,12 @@ class Driver:
     def _update_timer(self) -> None:
         """A timer that comes too early does no harm: it finds out when the next one is due."""
         deadline = self._core.deadline()
-        if deadline is not None and deadline < self._timer_at and self._closed_by is None:
+        if deadline is None or self._closed_by is not None:
+            return
+        if not self._is_writable and self.is_connected:
+            # What is due may be bytes that the transport does not take: no reason to turn in circles.
+            deadline = max(deadline, self._loop.time() + BLOCKED_S)
+        if deadline < self._timer_at:
             self._stop_timer()
             self._timer_at = deadline
             self._timer = self._loop.call_at(deadline, self._on_timer)
