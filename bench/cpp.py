@@ -1,5 +1,6 @@
 """Programs of `cpp/`, compiled when first needed, for benchmarks and end-to-end tests."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -17,8 +18,11 @@ def build_cpp(target: str) -> Path:
     if cmake is None:
         raise LoadgenError("cmake is needed to build the C++ client (Debian: apt install cmake g++)")
     jobs = str(os.cpu_count() or 1)
-    _run([cmake, "-S", str(SOURCES), "-B", str(FOLDER), "-DCMAKE_BUILD_TYPE=Release"])
-    _run([cmake, "--build", str(FOLDER), "--target", target, "--parallel", jobs])
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "cpp.lock").open("w") as lock:  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _run([cmake, "-S", str(SOURCES), "-B", str(FOLDER), "-DCMAKE_BUILD_TYPE=Release"])
+        _run([cmake, "--build", str(FOLDER), "--target", target, "--parallel", jobs])
     for program in (FOLDER / target, *FOLDER.glob(f"*/{target}")):
         if program.is_file():
             return program
