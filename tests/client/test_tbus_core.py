@@ -30,7 +30,7 @@ from polybus.client.events import (
     Withdrawn,
 )
 from polybus.client.message import Message
-from polybus.client.tbus_core import State
+from polybus.client.tbus_core import MAX_PAYLOAD_BYTES, State
 from polybus.client.tbus_doubts import LARGE_BYTES
 from polybus.errors import UsageError
 from polybus.session.tbus.bulking import MAX_BULK_BYTES
@@ -206,6 +206,13 @@ def test_garbage_ends_the_connection(make: Make, data: bytes) -> None:
     assert "broke the protocol" in str(script.ended.error)
     assert script.ended.may_retry
     script.expect(Disconnect)
+
+
+def test_nothing_counts_behind_a_goodbye(make: Make) -> None:
+    script = make().connect()
+    script.take()
+    script.reply(Bulk(encode(Publish("a", b"1")) + encode(Disconnect()) + encode(Publish("a", b"2"))))
+    assert [type(event) for event in script.take()] == [Received, Ended]
 
 
 # --- messages ---------------------------------------------------------------------------------------
@@ -654,6 +661,19 @@ def test_bulks_get_smaller_when_the_broker_finds_something_wrong(make: Make) -> 
     for _ in range(10):
         script.expect(Publish)
     assert script.bulks == 0
+
+
+def test_more_than_a_message_can_hold(make: Make) -> None:
+    """No broker is asked for that."""
+    script = make().connect()
+    payload = bytes(MAX_PAYLOAD_BYTES + 1)
+    with pytest.raises(UsageError, match="268000001 bytes"):
+        script.publish("a", payload)
+    with pytest.raises(UsageError, match="268000001 bytes"):
+        script.request("a", payload)
+    script.expect_nothing()
+    script.core.answer(ReturnAddress("asker", 7), Message("t"), payload, now=0)
+    script.expect(ReqAck, state=RequestState.ERROR)
 
 
 # --- keep alive -------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ from polybus.wire.tbus.packets import (
 MAX_LEVELS: Final = 0xFFFF
 MAX_CACHED_TOPICS: Final = 4096
 MAX_TIMEOUT_S: Final = 0xFFFF_FFFF
+MAX_PAYLOAD_BYTES: Final = 268_000_000
+"""What a message can hold beside the longest topic; brokers take less unless they are told otherwise."""
 MAX_REASON_CHARACTERS: Final = 4096
 """Of what a service says of its failure; the broker passes on no more."""
 _BULK: Final = MessageType.BULK << 4
@@ -186,6 +188,8 @@ class TbusCore:
         topic = message.topic
         if topic not in self._topics:
             self._check_topic(topic)
+        if len(message.payload) > MAX_PAYLOAD_BYTES:
+            raise UsageError(_too_large(message.payload))
         if message.qos or message.retain:
             raise UsageError(
                 "TBus knows neither qos nor retain: leave them out (wait_s lets a message wait for a"
@@ -230,6 +234,8 @@ class TbusCore:
     def request(self, message: Message, timeout_s: float, may_wait: bool, *, now: float) -> int:
         if message.topic not in self._topics:
             self._check_topic(message.topic)
+        if len(message.payload) > MAX_PAYLOAD_BYTES:
+            raise UsageError(_too_large(message.payload))
         token = self._next_token()
         pending = self._requests.add(token, message, timeout_s, may_wait, now)
         if self.state is State.CONNECTED:
@@ -242,6 +248,9 @@ class TbusCore:
 
     def answer(self, to: ReturnAddress, request: Message, payload: bytes, *, now: float) -> None:
         if self.state is not State.CONNECTED:
+            return
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            self.fail(to, request, _too_large(payload), now=now)
             return
         assert isinstance(to.key, int)
         frame = b"".join(encode_answer(payload, request.priority, to.destination, to.key))
@@ -267,6 +276,8 @@ class TbusCore:
                 if first_byte == _BULK and self.state is State.CONNECTED:
                     for kind, start, stop in frames(body):
                         self._handle(decode(kind, body[start:stop]), events, now)
+                        if self._is_over():
+                            break
                 else:
                     self._handle(decode(first_byte, body), events, now)
                 if self._is_over():
@@ -440,3 +451,7 @@ class TbusCore:
     def _end(self, error: ClientError, may_retry: bool = True, elsewhere: tuple[str, ...] = ()) -> Ended:
         self.state = State.IDLE
         return Ended(error, may_retry, elsewhere)
+
+
+def _too_large(payload: bytes) -> str:
+    return f"a payload of {len(payload)} bytes is larger than a TBus message can hold, {MAX_PAYLOAD_BYTES}"
