@@ -146,7 +146,7 @@ class Partition:
             self._files.append(self._fd, pieces)
             if self.shape.is_synced:
                 self._files.sync(self._fd)
-        except OSError:
+        except BaseException:
             self._take_back(active)
             raise
         active.note(noted)
@@ -225,7 +225,7 @@ class Partition:
             self._files.append(self._fd, [index])
             if self.shape.is_synced:
                 self._files.sync(self._fd)
-        except OSError:
+        except BaseException:
             self._take_back(active)
             raise
         active.sealed(active.size_bytes + len(index))
