@@ -128,7 +128,7 @@ def mosquitto_command(port: int, folder: Path) -> list[str]:
 def polybus_serve() -> list[str]:
     script = Path(sys.executable).with_name("polybus")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
-    return [*program, "serve", "--log-level", "warn"]
+    return [*program, "serve", "--memory", "--log-level", "warn"]
 
 
 def polybus_command(port: int, folder: Path) -> list[str]:

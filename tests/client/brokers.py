@@ -112,7 +112,7 @@ class Broker:
             text += f'[auth]\npassword_file = "{users}"\n'
         config = self._folder / "polybus.toml"
         config.write_text(text)
-        return [sys.executable, "-m", "polybus", "serve", "--config", str(config)]
+        return [sys.executable, "-m", "polybus", "serve", "--memory", "--config", str(config)]
 
 
 @contextmanager

@@ -12,10 +12,12 @@ from typing import Final, TypeAlias
 
 from polybus.broker import events
 from polybus.broker.access import Access
+from polybus.broker.commits import LAZY_S, Commits
 from polybus.broker.control import StorageControl
 from polybus.broker.dispatch import Dispatcher
 from polybus.broker.events import Event, emit
 from polybus.broker.journal import Journal, MemoryJournal
+from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties, Run
@@ -60,6 +62,7 @@ class Broker:
         choose: Choose = lambda n: 0,
         access: Access | None = None,
         journal: Journal | None = None,
+        ledger: Ledger | None = None,
         shared_strategy: str = "round_robin",
         drop_oldest: bool = False,
         queue_qos0: bool = False,
@@ -71,9 +74,14 @@ class Broker:
         self.access = access or Access()
         self.stats = Stats()
         self.timers = Timers()
-        self.retained = Retained(self.limits)
-        self.subscriptions = Subscriptions(self.limits, shared_strategy, choose, service_rules, default_service)
-        self.dispatcher = Dispatcher(self.limits, self.stats, drop_oldest=drop_oldest, queue_qos0=queue_qos0)
+        self.ledger = ledger or Ledger()
+        self.retained = Retained(self.limits, self.ledger)
+        self.subscriptions = Subscriptions(
+            self.limits, shared_strategy, choose, service_rules, default_service, self.ledger
+        )
+        self.dispatcher = Dispatcher(
+            self.limits, self.stats, self.ledger, drop_oldest=drop_oldest, queue_qos0=queue_qos0
+        )
         self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
         self.storage = Storage(self.limits.stored_messages, self.limits.stored_bytes, self._on_victim)
         self.subscriptions.controls = StorageControl(self.storage).topics()
@@ -89,7 +97,10 @@ class Broker:
         )
         self.dispatcher.on_ready = self.requests.session_is_ready
         self.now = 0.0
-        self._journal = journal or MemoryJournal()
+        self.trouble = ""
+        """Why durable state cannot be written just now; empty: it can."""
+        self._commits = Commits(self.dispatcher, journal or MemoryJournal(), self._on_committed)
+        self._commit_timer = 0
         self._wake = wake
         self._is_awake = False
         self._is_ticking = False
@@ -97,13 +108,17 @@ class Broker:
         self._priority: list[tuple[Plan | None, LaneItem]] = []
         self._regular: list[tuple[Plan | None, LaneItem]] = []
         self._pending_bytes = 0
-        self.awaiting: list[Link] = []
         self.partial_bytes = 0
         """What links have read of packets that are not whole yet."""
         self._turns: list[Link] = []
         self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
         """Someone wants an event for every message; asked once a tick."""
         self._budget_logged_at = -LOG_AGAIN_S
+
+    @property
+    def awaiting(self) -> list[Link]:
+        """Links whose acknowledgements wait for the next commit."""
+        return self.dispatcher.awaiting
 
     # -- the tick ---------------------------------------------------------------------------
 
@@ -134,7 +149,7 @@ class Broker:
         self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
         try:
             self.drain()
-            if self.awaiting:
+            if self.ledger.is_dirty or self._commits.is_wanted():
                 self._commit()
             if self.dispatcher.unfinished:
                 self.dispatcher.go_on()
@@ -197,21 +212,31 @@ class Broker:
                 self.publish(self.subscriptions.route_of(message.topic), message)
 
     def _commit(self) -> None:
-        awaiting, self.awaiting = self.awaiting, []
-        groups = [(link, link.held) for link in awaiting]
-        for link in awaiting:
-            link.held = []
+        commits = self._commits
+        if commits.is_wanted():
+            commits.ask(self.now)
+        elif commits.is_under_way:
+            pass  # there will be a tick when it is done
+        elif commits.asked_at + LAZY_S <= self.now:
+            commits.ask(self.now)
+        elif not self._commit_timer:
+            self._commit_timer = self.timers.schedule(commits.asked_at + LAZY_S, _CommitDue(self))
 
-        def release() -> None:
-            for link, acknowledgements in groups:
-                session = link.session
-                if session is not None and session.link is link:  # else it went away meanwhile
-                    self.dispatcher.push_all(link, acknowledgements)
-                    link.released(acknowledgements)
-            if not self._is_ticking:
-                self.stir()
+    def on_commit_due(self) -> None:
+        """Changes that nobody waits for have waited long enough."""
+        self._commit_timer = 0
+        self.stir()
 
-        self._journal.commit(release)
+    def set_trouble(self, why: str) -> None:
+        """The durable store cannot be written, or (empty) can again."""
+        self.trouble = why
+        if why:
+            self._commits.open_gates()
+            self.stir()
+
+    def _on_committed(self) -> None:
+        if not self._is_ticking:
+            self.stir()
 
     def _check_budget(self) -> None:
         excess = self.memory_bytes() - self.limits.memory_bytes
@@ -393,9 +418,7 @@ class Broker:
 
     def hold(self, link: Link, acknowledgement: bytes) -> None:
         """Send this when everything that came before it is safe."""
-        if not link.held:
-            self.awaiting.append(link)
-        link.held.append(acknowledgement)
+        self.dispatcher.hold(link, acknowledgement)
         self._grow(len(acknowledgement))
 
     def open(
@@ -412,6 +435,8 @@ class Broker:
         """A client has connected. Greet it, then call `greeted`. For `owner` see `Session`."""
         self.drain()
         self.dispatcher.now = self.now
+        earlier = self.registry.sessions.get(client_id)
+        is_ending_kept = clean_start and earlier is not None and earlier.kept
         opened = self.registry.open(
             link,
             client_id,
@@ -423,6 +448,11 @@ class Broker:
         )
         session = opened[0]
         session.owner = client_id if owner is None else owner
+        if is_ending_kept:
+            # Who was told that the session is gone must not find it again after a crash.
+            self._commits.gate(link)
+        if session.kept:
+            self._commits.follow(link)
         if clean_start:
             self.requests.forget_client(session.owner)
         return opened
@@ -485,10 +515,30 @@ class Broker:
         if not self.storage.put(stored):
             self._discarded(message, "there is no room to store it")
             return
-        if message.expires_at is not None:
-            stored.on_expiry = self._on_stored_expiry
-            stored.handle = self.timers.schedule(message.expires_at, stored)
+        if self.ledger.is_durable:
+            stored.number = self.ledger.add_stored(message)
+        self._schedule_expiry(stored)
         emit(events.MESSAGE_STORED, client_id=message.origin, topic=message.topic)
+
+    def _schedule_expiry(self, stored: Stored) -> None:
+        expires_at = stored.message.expires_at
+        if expires_at is not None:
+            stored.on_expiry = self._on_stored_expiry
+            stored.handle = self.timers.schedule(expires_at, stored)
+
+    def put_back(self, message: Message, number: int) -> None:
+        """A message that waited for a subscriber when the broker was stopped."""
+        stored = Stored(Kind.MESSAGE, message, None, message.size_bytes(), self.now)
+        stored.number = number
+        if self.storage.put(stored):
+            self._schedule_expiry(stored)
+        else:
+            self._stored_gone(stored)
+            self._discarded(message, "there is no room to store it")
+
+    def _stored_gone(self, stored: Stored) -> None:
+        if stored.number:
+            self.ledger.stored_gone(stored.number)
 
     def _restore(self, path: str) -> None:
         """Messages that waited for a subscription like this one are published."""
@@ -499,6 +549,7 @@ class Broker:
                 continue
             self.storage.take(stored)
             self.timers.cancel(stored.handle)
+            self._stored_gone(stored)
             (self._priority if message.priority else self._regular).append((plan, message))
             emit(
                 events.MESSAGE_RESTORED,
@@ -509,6 +560,7 @@ class Broker:
 
     def _on_stored_expiry(self, stored: Stored, now: float) -> None:
         self.storage.take(stored)
+        self._stored_gone(stored)
         self.stats.dropped_expired += 1
         emit(events.MESSAGE_EXPIRED, client_id=stored.message.origin, topic=stored.message.topic)
 
@@ -518,6 +570,7 @@ class Broker:
             self.stats.stored_discarded += 1
             self.requests.victim(stored)
         else:
+            self._stored_gone(stored)
             self._discarded(stored.message, "the storage is full")
 
     def _discarded(self, message: Message, reason: str) -> None:
@@ -531,6 +584,16 @@ class Broker:
             if session.link is not None:
                 session.link.end(EndCause.SHUTTING_DOWN)
         self.tick(self.now)
+
+
+class _CommitDue:
+    __slots__ = ("_broker",)
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def on_timer(self, now: float) -> None:
+        self._broker.on_commit_due()
 
 
 def _emit_each(event: Event, messages: Iterable[Message]) -> None:

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
 from polybus.session.tbus import TbusLink, TbusOptions
+from polybus.store.durable import DurableState
 
 log = logging.getLogger("polybus.net")
 
@@ -87,7 +89,9 @@ async def _serve(config: Config) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
-    print(f"Polybus {polybus.__version__} is ready", *server.urls, sep="\n  ", flush=True)
+    where = config.server.data_dir
+    kept = f"state is kept in {where}" if where is not None else "all state is in memory"
+    print(f"Polybus {polybus.__version__} is ready, {kept}", *server.urls, sep="\n  ", flush=True)
     await stopped.wait()
     print("Polybus is stopping", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -103,11 +107,14 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
+        self._state = self._open_state()
         self.broker = Broker(
             config.limits,
             wake=self._wake,
             choose=secrets.randbelow,
             access=build_access(config),
+            journal=self._state.journal if self._state is not None else None,
+            ledger=self._state.ledger if self._state is not None else None,
             shared_strategy=config.mqtt.shared_strategy,
             drop_oldest=config.mqtt.queue_full == "drop_oldest",
             queue_qos0=config.mqtt.queue_qos0,
@@ -133,13 +140,33 @@ class Server:
         self._remind_at = 0.0
         self._sys_topics = SysTopics(self.broker, self.loop.time())
 
+    def _open_state(self) -> DurableState | None:
+        path = self.config.server.data_dir
+        if path is None:
+            return None
+        return DurableState(
+            path,
+            self.config.store.sync,
+            self.loop.call_soon_threadsafe,
+            now=self.loop.time(),
+            on_trouble=self._on_trouble,
+        )
+
+    def _on_trouble(self, why: str) -> None:
+        self.broker.set_trouble(why)
+
     async def start(self) -> None:
         try:
+            if self._state is not None:
+                self._state.restore(self.broker, self.loop.time())
             for listener in self.config.listeners:
                 await self._listen(listener)
         except BaseException:
             await self._close_listeners()
+            if self._state is not None:
+                self._state.close()
             raise
+        self.broker.run_timers(self.loop.time())  # what was due while nobody served
         self._keep_house()
         # What is alive by now stays alive: the collector need not look at it again.
         gc.collect()
@@ -161,7 +188,16 @@ class Server:
             connection.abort()
         await self._wait_until_empty(1.0)
         close_access(self.broker.access)
+        if self._state is not None:
+            await self._close_state(self._state)
         log.info("stopped")
+
+    async def _close_state(self, state: DurableState) -> None:
+        self.broker.drain()
+        try:
+            await self.loop.run_in_executor(None, state.close)
+        except sqlite3.Error as error:
+            log.error("the last changes could not be written", extra={"fields": {"error": str(error)}})
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         if self._connections:
@@ -272,6 +308,8 @@ class Server:
         now = self.loop.time()
         try:
             self.broker.housekeep(now)
+            if self._state is not None:
+                self._state.keep_house(self.broker, now)
             self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)
             if now >= self._remind_at and descriptors.are_spent():
                 self._remind_at = now + REMIND_S

@@ -18,6 +18,7 @@ from polybus.broker.services import ServiceRule
 from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.ops.listeners import DEFAULT_LISTENERS, Flags, Listener, read_listeners, with_flags
 from polybus.ops.tables import Reader, check_readable, read_toml
+from polybus.store.state import Sync
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,13 +32,18 @@ ServiceStrategy: TypeAlias = Literal["first_free", "round_robin", "random", "fas
 
 class Server(msgspec.Struct, frozen=True):
     data_dir: Path | None = None
-    """Where durable state will be kept; until there is a durable store, nothing is written there."""
+    """Where durable state is kept (OP-01). None: nowhere, all is in memory."""
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
     log_file: Path | None = None
     """None: standard error."""
     event_file: Path | None = None
     """Every event of `broker.events`, as JSON lines, whatever the log level. None: nowhere."""
+
+
+class Store(msgspec.Struct, frozen=True):
+    sync: Sync = "normal"
+    """What an acknowledgement promises to survive: the end of the process, or of the power."""
 
 
 class Mqtt(msgspec.Struct, frozen=True):
@@ -125,6 +131,10 @@ class Overrides(Flags, frozen=True):
     """What the command line says; None: nothing."""
 
     data_dir: Path | None = None
+    default_data_dir: Path | None = None
+    """Where durable state is kept if nobody says so."""
+    memory: bool = False
+    """Nowhere, whatever the file says."""
     log_level: LogLevel | None = None
     log_format: LogFormat | None = None
     connections: int | None = None
@@ -134,6 +144,7 @@ class Overrides(Flags, frozen=True):
 class Config(msgspec.Struct, frozen=True):
     server: Server = Server()
     listeners: tuple[Listener, ...] = msgspec.field(default=DEFAULT_LISTENERS, name="listener")
+    store: Store = Store()
     limits: Limits = Limits()
     mqtt: Mqtt = Mqtt()
     tbus: Tbus = Tbus()
@@ -197,11 +208,12 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
 }
 """How far each number may go, both ends included."""
 
-NEEDS_RESTART: Final = ("server.data_dir", "listener")
+NEEDS_RESTART: Final = ("server.data_dir", "store.sync", "listener")
 """Keys and sections that a running server cannot take over; all else is taken over on SIGHUP."""
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "server": Server,
+    "store": Store,
     "listener": Listener,
     "limits": Limits,
     "mqtt": Mqtt,
@@ -228,6 +240,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
 
     server = _with_flags(_section(reader, document, "server", Server), overrides)
     limits = _limits_with_flags(_section(reader, document, "limits", Limits), overrides)
+    store = _section(reader, document, "store", Store)
     mqtt = _section(reader, document, "mqtt", Mqtt)
     tbus = _section(reader, document, "tbus", Tbus)
     requests = _section(reader, document, "requests", Requests)
@@ -249,6 +262,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
     return Config(
         server=server,
         listeners=with_flags(listeners or DEFAULT_LISTENERS, overrides),
+        store=store,
         limits=limits,
         mqtt=mqtt,
         tbus=tbus,
@@ -296,7 +310,10 @@ def _section(reader: Reader, document: Mapping[str, Any], key: str, struct: type
 def _with_flags(server: Server, flags: Overrides) -> Server:
     wanted = {"data_dir": flags.data_dir, "log_level": flags.log_level, "log_format": flags.log_format}
     given = {name: value for name, value in wanted.items() if value is not None}
-    return msgspec.structs.replace(server, **given)
+    server = msgspec.structs.replace(server, **given)
+    if flags.memory:
+        return msgspec.structs.replace(server, data_dir=None)
+    return msgspec.structs.replace(server, data_dir=server.data_dir or flags.default_data_dir)
 
 
 def _limits_with_flags(limits: Limits, flags: Overrides) -> Limits:

@@ -294,6 +294,8 @@ class MqttLink(MqttReader):
             if session.received is None:
                 session.received = set()
             session.received.add(packet.packet_id)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
             self._acknowledge(PubRec(packet.packet_id))
 
     def _publish(self, packet: Publish, route: Route, session: Session) -> None:
@@ -382,6 +384,8 @@ class MqttLink(MqttReader):
         if known:
             assert session.received is not None
             session.received.discard(packet.packet_id)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
         code = ReasonCode.SUCCESS if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         self._acknowledge(PubComp(packet.packet_id, code))
 
@@ -390,7 +394,7 @@ class MqttLink(MqttReader):
         if packet.reason_code >= 0x80:
             dispatcher.refuse(session, packet.packet_id)
         elif dispatcher.receive(session, packet.packet_id):
-            self._reply(PubRel(packet.packet_id))
+            self._release(session, encode(PubRel(packet.packet_id), self.version))
         else:
             self._reply(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 

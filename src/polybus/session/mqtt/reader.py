@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from polybus.broker.broker import Broker
 from polybus.broker.links import Port
 from polybus.broker.message import Run
+from polybus.broker.sessions import Session
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
@@ -267,6 +268,8 @@ class MqttReader(StreamLink):
             if not received.isdisjoint(packet_ids) or len(set(packet_ids)) != count:
                 return None
             received.update(packet_ids)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
         return bytes(reply)
 
     def _acknowledge_run(self, first_byte: int, data: bytes, pos: int, end: int) -> int:
@@ -297,14 +300,24 @@ class MqttReader(StreamLink):
         elif first_byte == PUBREC:
             if not dispatcher.receive_all(session, packet_ids):
                 return -stop
-            self.reply(_with_first_bytes(PUBREL, data[pos:stop], count))
+            self._release(session, _with_first_bytes(PUBREL, data[pos:stop], count))
         else:
             received = session.received
             if received is None or not received.issuperset(packet_ids) or len(set(packet_ids)) != count:
                 return -stop
             received.difference_update(packet_ids)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
             self.broker.hold(self, _with_first_bytes(PUBCOMP, data[pos:stop], count))
         return stop
+
+    def _release(self, session: Session, pubrels: bytes) -> None:
+        """A kept session's release must not leave before it is safe that the message was received: after a
+        crash it would be sent a second time."""
+        if session.kept:
+            self.broker.hold(self, pubrels)
+        else:
+            self.reply(pubrels)
 
     def _new_route(self, name: bytes) -> Route | None:
         """None: not for the cache; the codec will say why."""

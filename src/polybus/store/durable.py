@@ -1,0 +1,78 @@
+"""Durable state as a server uses it: a locked folder, the state file in it, and the thread that writes it."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from polybus.broker.broker import Broker
+from polybus.broker.ledger import Ledger
+from polybus.broker.restore import Restored, restore
+from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
+from polybus.store.folder import DataFolder
+from polybus.store.state import STATE_FILE, StateFile, Sync
+from polybus.store.writer import StateWriter
+
+log = logging.getLogger("polybus.store")
+
+ENCODINGS: Final = {encoding.name: encoding for encoding in (MQTT_311, MQTT_5)}
+
+
+class DurableState:
+    """Raises ConfigError if the folder or the file in it cannot be used."""
+
+    def __init__(
+        self,
+        path: Path,
+        sync: Sync,
+        call: Callable[[Callable[[], None]], object],
+        *,
+        now: float,
+        on_trouble: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """`call` brings a function to the event loop's thread; `now` is the loop's time."""
+        self._folder = DataFolder(path)
+        try:
+            self._file = StateFile(path / STATE_FILE, sync)
+        except BaseException:
+            self._folder.close()
+            raise
+        self.ledger = Ledger(is_durable=True)
+        self.journal = StateWriter(self._file, self.ledger, call, on_trouble=on_trouble)
+        self._set_clock(now)
+
+    def restore(self, broker: Broker, now: float) -> Restored:
+        began = time.monotonic()
+        image = self._file.begin(time.time())
+        restored = restore(broker, image, ENCODINGS, now=now, progress=_tell_progress)
+        if any(msgspec.structs.astuple(restored)):
+            fields = msgspec.structs.asdict(restored) | {"took_s": round(time.monotonic() - began, 3)}
+            log.info("state restored", extra={"fields": fields})
+        return restored
+
+    def keep_house(self, broker: Broker, now: float) -> None:
+        """Once a second or so."""
+        wall = self._set_clock(now)
+        if broker.registry.kept_connected:
+            self.ledger.stamp(wall)
+            broker.stir()
+
+    def _set_clock(self, now: float) -> float:
+        """The wall clock may be set while we run."""
+        wall = time.time()
+        self.ledger.offset = wall - now
+        return wall
+
+    def close(self) -> None:
+        """Write what is left. Blocks."""
+        try:
+            self.journal.close()
+        finally:
+            self._folder.close()
+
+
+def _tell_progress(messages: int) -> None:
+    log.info("restoring state", extra={"fields": {"messages": messages}})
