@@ -1,4 +1,4 @@
-"""A world whose broker keeps its state in a real file, and can be killed: what was committed is all that is left.
+"""A world whose broker keeps its state in a real file, and can be killed: what was committed is what is left.
 
 world = LastingWorld(tmp_path)
 ...
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polybus.broker.commits import LAZY_S
 from polybus.broker.ledger import Batch, Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.restore import Restored, restore
@@ -56,10 +57,15 @@ class Disk:
     def write(self) -> None:
         """What is under way reaches the disk."""
         if self._batch is not None:
-            self.file.apply(self._batch)
-            self.batches += 1
+            self.write_silently()
             self._batch = None
             self._finish()
+
+    def write_silently(self) -> None:
+        """It does, but nobody hears of it: the process is killed in between."""
+        if self._batch is not None:
+            self.file.apply(self._batch)
+            self.batches += 1
 
     def _finish(self) -> None:
         done, self._being_written = self._being_written, []
@@ -83,21 +89,16 @@ class LastingWorld(Bus):
         self.broker.run_timers(now)
         self.settle()
 
-    def settle(self) -> None:
-        super().settle()
-
     def flush(self) -> None:
         """Let all that is under way, or waits for its turn, reach the disk."""
-        while self.disk.is_writing or self._is_awake:
+        self.advance(2 * LAZY_S)  # what nobody waits for may wait a little
+        while self.disk.is_writing:
             self.disk.write()
             self.settle()
-        self.broker.tick(self.now + 1)  # what nobody waits for may wait a little
-        self.disk.write()
-        self.settle()
 
     def stamp(self) -> None:
         """As the server does every second."""
-        self.broker.ledger.stamp(WALL + self.now)
+        self.broker.ledger.stamp(self.now)
         self.go()
 
     def kill(self, downtime_s: float = 0.0) -> "LastingWorld":

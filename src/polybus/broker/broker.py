@@ -212,6 +212,7 @@ class Broker:
                 self.publish(self.subscriptions.route_of(message.topic), message)
 
     def _commit(self) -> None:
+        """Ask for a commit, if someone waits for it, or changes have waited long enough."""
         commits = self._commits
         if commits.is_wanted():
             commits.ask(self.now)
@@ -436,7 +437,7 @@ class Broker:
         self.drain()
         self.dispatcher.now = self.now
         earlier = self.registry.sessions.get(client_id)
-        is_ending_kept = clean_start and earlier is not None and earlier.kept
+        was_kept = earlier is not None and earlier.kept
         opened = self.registry.open(
             link,
             client_id,
@@ -448,10 +449,9 @@ class Broker:
         )
         session = opened[0]
         session.owner = client_id if owner is None else owner
-        if is_ending_kept:
-            # Who was told that the session is gone must not find it again after a crash.
+        if was_kept or session.kept:
+            # Who was told that the session is there, or gone, must not find it otherwise after a crash.
             self._commits.gate(link)
-        if session.kept:
             self._commits.follow(link)
         if clean_start:
             self.requests.forget_client(session.owner)

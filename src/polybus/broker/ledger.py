@@ -271,9 +271,9 @@ class Ledger:
 
     # -- commits --------------------------------------------------------------------------------------------
 
-    def stamp(self, wall: float) -> None:
-        """Whoever is connected is so now."""
-        self._alive_at = wall
+    def stamp(self, now: float) -> None:
+        """Whoever is connected is so at this time of the broker's clock."""
+        self._alive_at = now + self.offset
         self.is_dirty = True
 
     def take(self) -> Batch:

@@ -73,6 +73,7 @@ class Registry:
         if session.kept:
             self.kept_connected += 1
             self._ledger.session_changed(session)
+            self._ledger.stamp(now)
         self._dispatcher.attach(session, link, window)
         return session, present
 

@@ -55,16 +55,14 @@ class DurableState:
 
     def keep_house(self, broker: Broker, now: float) -> None:
         """Once a second or so."""
-        wall = self._set_clock(now)
+        self._set_clock(now)
         if broker.registry.kept_connected:
-            self.ledger.stamp(wall)
+            self.ledger.stamp(now)
             broker.stir()
 
-    def _set_clock(self, now: float) -> float:
+    def _set_clock(self, now: float) -> None:
         """The wall clock may be set while we run."""
-        wall = time.time()
-        self.ledger.offset = wall - now
-        return wall
+        self.ledger.offset = time.time() - now
 
     def close(self) -> None:
         """Write what is left. Blocks."""
