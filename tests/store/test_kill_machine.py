@@ -373,7 +373,9 @@ class KillMachine(RuleBasedStateMachine):
             if client.name in message.audience and message.is_acknowledged:
                 count = payloads.count(message.payload)
                 assert count, f"{client.name} never got {message.payload!r}"
-                assert count == 1 or message.audience[client.name] == 1, f"{message.payload!r} came {count} times"
+                assert count == 1 or message.audience[client.name] == 1, (
+                    f"{message.payload!r} came {count} times"
+                )
         of_qos_2 = [payload for payload, qos in client.got if qos == 2]
         assert len(of_qos_2) == len(set(of_qos_2)), "QoS 2 came twice"
         sent = {message.payload: (n, message) for n, message in enumerate(self.messages)}

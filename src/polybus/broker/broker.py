@@ -97,8 +97,6 @@ class Broker:
         )
         self.dispatcher.on_ready = self.requests.session_is_ready
         self.now = 0.0
-        self.trouble = ""
-        """Why durable state cannot be written just now; empty: it can."""
         self._commits = Commits(self.dispatcher, journal or MemoryJournal(), self._on_committed)
         self._commit_timer = 0
         self._wake = wake
@@ -230,7 +228,7 @@ class Broker:
 
     def set_trouble(self, why: str) -> None:
         """The durable store cannot be written, or (empty) can again."""
-        self.trouble = why
+        self.ledger.trouble = why
         if why:
             self._commits.open_gates()
             self.stir()
@@ -417,10 +415,20 @@ class Broker:
         self.dispatcher.push(link, frame)
         self._grow(len(frame))
 
-    def hold(self, link: Link, acknowledgement: bytes) -> None:
-        """Send this when everything that came before it is safe."""
+    def hold(self, link: Link, acknowledgement: bytes, *, is_promise: bool = True) -> None:
+        """Send this when everything that came before it is safe. It may be known to promise nothing that
+        has to be: then a store in trouble keeps nobody waiting."""
+        if self.ledger.trouble and self._passes(link, is_promise):
+            self.reply(link, acknowledgement)
+            link.released([acknowledgement])
+            return
         self.dispatcher.hold(link, acknowledgement)
         self._grow(len(acknowledgement))
+
+    def _passes(self, link: Link, is_promise: bool) -> bool:
+        session = link.session
+        is_kept = session is not None and session.kept
+        return not (is_promise and is_kept) and self._commits.is_free(link)
 
     def open(
         self,
@@ -451,7 +459,8 @@ class Broker:
         session.owner = client_id if owner is None else owner
         if was_kept or session.kept:
             # Who was told that the session is there, or gone, must not find it otherwise after a crash.
-            self._commits.gate(link)
+            if not self.ledger.trouble:
+                self._commits.gate(link)
             self._commits.follow(link)
         if clean_start:
             self.requests.forget_client(session.owner)

@@ -74,6 +74,11 @@ class Commits:
         """What this link acknowledges depends on everything noted so far, by itself or in its name."""
         link.waits_for = self._number + 1
 
+    def is_free(self, link: Link) -> bool:
+        """Nothing of this link waits."""
+        earliest = self._under_way[0].number if self._under_way else self._number + 1
+        return not link.held and link.waits_for < earliest
+
     def ask(self, now: float) -> None:
         """For a commit of everything so far."""
         self.asked_at = now

@@ -76,6 +76,8 @@ class Ledger:
         """From the broker's clock to the wall clock; the edge keeps it right."""
         self.is_dirty = False
         """Something was noted since the last `take`."""
+        self.trouble = ""
+        """Why the store takes nothing just now, for people. Meanwhile nothing new is promised."""
         self.next_row = self.next_piece = self.next_sent = self.next_session = self.next_stored = 1
         self._rows: dict[int, Row] = {}
         self._gone_rows: list[int] = []
@@ -262,6 +264,9 @@ class Ledger:
 
     def request_changed(self, request: "Request") -> None:
         """Or over: whoever takes the batch sees which."""
+        if not request.is_under_way and request.serial not in self._known_requests:
+            self._requests.pop(request, None)
+            return
         self._requests[request] = None
         self.is_dirty = True
 

@@ -8,7 +8,7 @@ that the request ended in. A requester that is away, or whose link is full, is t
 The states are in `lifecycle`, who gets a request in `giving`, what requesters are told in `outcomes`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from polybus.broker import events
 from polybus.broker.events import emit
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from polybus.broker.stats import Stats
     from polybus.broker.subscriptions import Subscriptions
     from polybus.broker.timers import Timers
+
+
+NOT_STORED: Final = "the broker cannot store anything just now"
 
 
 class PacketIdInUse(PolybusError):
@@ -97,6 +100,8 @@ class Requests(Giving):
             self._end(request, RequestEvent.GIVE_UP, "too many requests are under way")
         elif self._dispatcher.over_budget:
             self._end(request, RequestEvent.GIVE_UP, "the broker is short of memory")
+        elif may_wait and self._ledger.trouble:
+            self._end(request, RequestEvent.GIVE_UP, NOT_STORED)
         elif timeout_s <= 0:
             self._end(request, RequestEvent.EXPIRE, "it has no time")
         else:

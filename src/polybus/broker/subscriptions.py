@@ -78,6 +78,14 @@ class Plan(msgspec.Struct, weakref=True):
             )
         )
 
+    def keeps(self, qos: int) -> bool:
+        """Someone has a message of this QoS written down."""
+        return bool(qos) and (
+            any(s.kept and c.qos for c in self.cohorts for s in c.sessions)
+            or any(s.kept for group in self.groups for s in group.members)
+            or any(each.of_others.sessions[0].kept for each in self.selective)
+        )
+
     def cohort_of(self, session: Session) -> Cohort | None:
         """How this session gets messages here; shared subscriptions do not count."""
         cohorts = (*self.cohorts, *(each.of_others for each in self.selective))

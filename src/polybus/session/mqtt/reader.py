@@ -143,6 +143,8 @@ class MqttReader(StreamLink):
         broker = self.broker
         first_byte = data[pos]
         is_tracked = first_byte != PUBLISH_QOS_0
+        if is_tracked and broker.ledger.trouble:
+            return -end  # each has to be looked at
         has_properties = self.version == V5
         if is_tracked:
             end = min(end, pos + TRACKED_RUN_BYTES)
