@@ -125,10 +125,12 @@ def mosquitto_command(port: int, folder: Path) -> list[str]:
     return [mosquitto(), "-c", str(config)]
 
 
-def polybus_serve() -> list[str]:
+def polybus_serve(data: Path | None = None) -> list[str]:
+    """With its state in the folder `data`, or in memory."""
     script = Path(sys.executable).with_name("polybus")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
-    return [*program, "serve", "--log-level", "warn"]
+    keeping = ["--memory"] if data is None else ["--data-dir", str(data)]
+    return [*program, "serve", *keeping, "--log-level", "warn"]
 
 
 def polybus_command(port: int, folder: Path) -> list[str]:
@@ -149,7 +151,6 @@ def tbus_command(bulk: str) -> Callable[[int, Path], list[str]]:
 
 STREAM_CONFIG = """\
 [store]
-folder = "data"
 sync = "{sync}"
 [http]
 port = 0
@@ -170,7 +171,8 @@ def stream_command(
     def command(port: int, folder: Path) -> list[str]:
         config = folder / "polybus.toml"
         config.write_text(STREAM_CONFIG.format(sync=sync, partitions=partitions, compression=compression))
-        return [*polybus_serve(), "--config", str(config), "--mqtt-port", str(port), "--tbus-port", "0"]
+        serve = polybus_serve(folder / "data")
+        return [*serve, "--config", str(config), "--mqtt-port", str(port), "--tbus-port", "0"]
 
     return command
 

@@ -299,13 +299,14 @@ inline void request(Connection& connection, const wire::Bytes& bytes, wire::Type
 
 // A connection that has its CONNACK and, if it asked for a filter, its SUBACK.
 inline Connection open_session(std::uint16_t port, const std::string& client_id,
-                               const std::vector<std::string>& filters = {}, std::uint8_t qos = 0) {
+                               const std::vector<std::string>& filters = {}, std::uint8_t qos = 0,
+                               bool keeps_session = false) {
     Fd fd = tcp_socket(true);
     const sockaddr_in address = loopback(port);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) fail("connect");
     set_blocking(fd.get(), false);
     Connection connection(std::move(fd));
-    request(connection, wire::connect(client_id), wire::CONNACK, 1);
+    request(connection, wire::connect(client_id, 300, keeps_session), wire::CONNACK, 1);
     if (!filters.empty()) request(connection, wire::subscribe(1, filters, qos), wire::SUBACK, 1);
     return connection;
 }

@@ -35,6 +35,7 @@ struct Plan {
     std::size_t subscribers;
     Pattern pattern;
     std::uint8_t qos;
+    bool keeps_sessions;  // of the subscribers
     std::size_t payload_bytes;
     std::size_t topics;  // per publisher, used in turn
     bool has_mixed_sizes;
@@ -140,7 +141,7 @@ class Subscriber {
 public:
     Subscriber(const Plan& plan, std::size_t index)
         : connection(net::open_session(plan.port, "bench-sub-" + std::to_string(index),
-                                       {filter_of(plan, index)}, plan.qos)),
+                                       {filter_of(plan, index)}, plan.qos, plan.keeps_sessions)),
           qos_(plan.qos),
           topics_(plan.topics),
           expected_(std::max<std::size_t>(plan.publishers, 1) * plan.topics) {
@@ -330,6 +331,7 @@ void run_throughput(const Options& options) {
               .subscribers = options.count("subscribers"),
               .pattern = pattern_of(options.text("pattern")),
               .qos = static_cast<std::uint8_t>(options.count("qos")),
+              .keeps_sessions = options.count("keep") != 0,
               .payload_bytes = options.count("payload"),
               .topics = options.count("topics"),
               .has_mixed_sizes = options.count("mixed-sizes") != 0,
@@ -363,6 +365,7 @@ Command throughput_command() {
              {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i; "
                                 "scatter: topic i to subscriber i"},
              {"qos", "0", "of the publishes and of the subscriptions"},
+             {"keep", "0", "1: subscribers have sessions that outlive their connections"},
              {"payload", "64", "bytes"},
              {"mixed-sizes", "0", "1: payloads from half to one and a half times --payload, none like the next"},
              {"topics", "1", "topics of each publisher, used in turn"},

@@ -124,13 +124,15 @@ class TestServe:
     def test_it_serves_says_where_and_stops(self, tmp_path: Path) -> None:
         with subprocess.Popen(
             [sys.executable, "-m", "polybus", "serve", "--mqtt-port", "0", "--tbus-port", "0"],
+            cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         ) as process:
             try:
                 assert process.stdout is not None
-                process.stdout.readline()
+                assert process.stdout.readline().endswith("is ready, state is kept in data\n")
+                assert (tmp_path / "data" / "state.sqlite").exists()
                 where = re.fullmatch(r"\s*mqtt://127\.0\.0\.1:(\d+)\n", process.stdout.readline())
                 assert where
                 assert re.fullmatch(r"\s*tbus://127\.0\.0\.1:[1-9]\d*\n", process.stdout.readline())
@@ -145,7 +147,8 @@ class TestServe:
     def test_a_taken_port_is_one_line(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            done = polybus_command("serve", "--mqtt-port", str(port), "--tbus-port", "0", "--log-level", "none")
+            flags = ["--mqtt-port", str(port), "--tbus-port", "0", "--log-level", "none", "--memory"]
+            done = polybus_command("serve", *flags)
             assert done.returncode == 2
             assert len(done.stderr.splitlines()) == 1
             assert f"mqtt://127.0.0.1:{port}" in done.stderr
@@ -167,7 +170,7 @@ class TestConfigCheck:
             "  listens at ws://127.0.0.1:8083/mqtt",
             "  lets in: anonymous",
             "  access rules: 1",
-            "  durable state: none, memory only",
+            "  durable state: in data, sync normal",
             "  log: INFO as text to standard error",
         ]
 

@@ -141,7 +141,7 @@ class Broker:
         text += self._settings
         config = self._folder / "polybus.toml"
         config.write_text(text)
-        return [sys.executable, "-m", "polybus", "serve", "--config", str(config)]
+        return [sys.executable, "-m", "polybus", "serve", "--memory", "--config", str(config)]
 
 
 @contextmanager

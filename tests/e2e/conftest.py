@@ -21,8 +21,13 @@ def start_bus(tmp_path_factory: pytest.TempPathFactory, certificates: Certificat
     """Starts a bus with a configuration of the test's own."""
     with ExitStack() as stack:
 
-        def start(text: str = "", kinds: tuple[str, ...] = ("tcp",), folder: Path | None = None) -> Served:
-            served = Served(folder or tmp_path_factory.mktemp("bus"), certificates, text, kinds)
+        def start(
+            text: str = "",
+            kinds: tuple[str, ...] = ("tcp",),
+            folder: Path | None = None,
+            data: Path | None = None,
+        ) -> Served:
+            served = Served(folder or tmp_path_factory.mktemp("bus"), certificates, text, kinds, data)
             return stack.enter_context(served)
 
         yield start

@@ -127,3 +127,11 @@ def properties(packet_type: int, **values: object) -> Properties:
     for name, value in values.items():
         setattr(made, name, value)
     return made
+
+
+def kept(version: str, expiry_s: int = 3600) -> dict[str, object]:
+    """Options of `connected` for a session that outlives its connection."""
+    if version != "5":
+        return {"clean_session": False}
+    expiry = properties(PacketTypes.CONNECT, SessionExpiryInterval=expiry_s)
+    return {"clean_start": False, "properties": expiry}

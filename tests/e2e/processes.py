@@ -43,11 +43,17 @@ class Served:
     """`polybus serve` with a listener of each kind, every one on a port of the kernel's choice."""
 
     def __init__(
-        self, folder: Path, certificates: Certificates, text: str = "", kinds: tuple[str, ...] = ("tcp",)
+        self,
+        folder: Path,
+        certificates: Certificates,
+        text: str = "",
+        kinds: tuple[str, ...] = ("tcp",),
+        data: Path | None = None,
     ) -> None:
         self.folder = folder
         self.certificates = certificates
         self.config_path = folder / "polybus.toml"
+        self.data_path = data or folder / "data"
         self.ports: dict[str, int] = {}
         # A socket's path may have 107 bytes, and pytest's folders are long.
         self._socket_folder = Path(tempfile.mkdtemp(prefix="pb"))
@@ -67,7 +73,7 @@ class Served:
     def __enter__(self) -> Self:
         self._stdout = self.folder / "stdout.txt"
         self._stderr = self.folder / "stderr.txt"
-        command = [*POLYBUS, "serve", "--config", str(self.config_path)]
+        command = [*POLYBUS, "serve", "--config", str(self.config_path), "--data-dir", str(self.data_path)]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
         try:
@@ -116,6 +122,11 @@ class Served:
         if kind == "unix":
             return f"mqtt+unix://{self.socket_path}"
         return f"{schemes[kind]}://127.0.0.1:{self.ports[kind]}"
+
+    def kill(self) -> None:
+        """Without a chance to say or write anything more."""
+        self.process.kill()
+        self.process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -96,7 +96,7 @@ def test_a_kept_session(bus: Served, tmp_path: Path) -> None:
 def test_sub_stays_through_a_restart(start_bus: StartBus, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*POLYBUS, "serve", "--mqtt-port", str(port), "--tbus-port", "0"]
+    command = [*POLYBUS, "serve", "--memory", "--mqtt-port", str(port), "--tbus-port", "0"]
     url = f"mqtt://127.0.0.1:{port}"
     with Program(command, tmp_path) as first:
         first.wait_for(url)
@@ -260,7 +260,7 @@ def test_standard_output_that_nobody_reads(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        command = f"exec {' '.join(POLYBUS)} serve --mqtt-port 0 --tbus-port 0 >&{write}"
+        command = f"exec {' '.join(POLYBUS)} serve --memory --mqtt-port 0 --tbus-port 0 >&{write}"
         with Program(["sh", "-c", command], tmp_path) as program:
             eventually(lambda: program.process.poll() is not None or "listening" in program.output)
     finally:

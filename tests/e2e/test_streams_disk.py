@@ -15,8 +15,8 @@ from tests.e2e.processes import PATIENCE_S, polybus, run
 from tests.store.streams.records import payloads, read_files
 
 CONFIG = """
-[store]
-folder = "{folder}"
+[server]
+data_dir = "{folder}"
 [http]
 port = 0
 [[stream]]
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_refuses_what_it_cannot_keep_and_the_rest_goes_on(
     start_bus: StartBus, small_disk: Path
 ) -> None:
-    bus = start_bus(CONFIG.format(folder=small_disk))
+    bus = start_bus(CONFIG.format(folder=small_disk), data=small_disk)
     codes: queue.Queue[int] = queue.Queue()
     acknowledged: list[bytes] = []
     with connected(bus) as peer, connected(bus) as other:
@@ -69,12 +69,12 @@ def test_a_full_disk_refuses_what_it_cannot_keep_and_the_rest_goes_on(
 
 
 def test_a_second_bus_is_refused_with_one_clear_line(start_bus: StartBus, tmp_path: Path) -> None:
-    bus = start_bus(CONFIG.format(folder=tmp_path / "data"))
+    bus = start_bus(CONFIG.format(folder=tmp_path / "data"), data=tmp_path / "data")
     config = tmp_path / "second.toml"
     config.write_text(LISTENER + CONFIG.format(folder=tmp_path / "data"))
     second = polybus("serve", "--config", config)
-    assert second.returncode == 1
-    assert f"is in use by process {bus.process.pid}" in second.stderr
+    assert second.returncode == 2
+    assert f"is in use by another broker (process {bus.process.pid})" in second.stderr
     assert str(tmp_path / "data") in second.stderr
     assert "Traceback" not in second.stderr
     bus.check_health()

@@ -15,8 +15,6 @@ from tests.e2e.processes import eventually
 from tests.store.streams.records import read_files
 
 CONFIG = """
-[store]
-folder = "data"
 [http]
 enabled = false
 [[stream]]
@@ -65,7 +63,7 @@ class Publisher:
 def test_what_was_acknowledged_survives(start_bus: StartBus, tmp_path: Path, sync: str) -> None:
     print(f"POLYBUS_SEED={SEED}")
     chance = random.Random(SEED)
-    config = CONFIG.replace('"data"\n', f'"data"\nsync = "{sync}"\n')
+    config = f'[store]\nsync = "{sync}"\n{CONFIG}'
     acknowledged: list[int] = []
     seen: dict[tuple[str, int], object] = {}
     for round_number in range(4):

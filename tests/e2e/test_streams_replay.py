@@ -14,8 +14,6 @@ from tests.e2e.paho_peers import Paho, connected, properties
 from tests.e2e.processes import PATIENCE_S, Served, eventually
 
 CONFIG = """
-[store]
-folder = "data"
 [http]
 enabled = false
 [[stream]]

@@ -18,9 +18,10 @@ import pytest
 from polybus.errors import ConfigError
 from polybus.net.server import Server
 from polybus.ops.config import AclRule, Auth, Config
+from polybus.ops.config import Server as ServerConfig
 from polybus.ops.listeners import Listener
 from polybus.ops.passwords import set_password
-from polybus.ops.streams import Http, Store
+from polybus.ops.streams import Http
 from polybus.store.streams.rule import StreamRule
 from tests.net.peers import client as client_of
 from tests.net.peers import serving_config
@@ -83,7 +84,7 @@ class Client:
 async def serving_streams(folder: Path, *rules: StreamRule, **others: object) -> AsyncIterator[Server]:
     config = Config(
         listeners=(Listener(port=0),),
-        store=Store(folder / "data"),
+        server=ServerConfig(data_dir=folder / "data"),
         streams=rules or (SMALL, WIDE),
         http=Http(port=0),
         **others,  # type: ignore[arg-type]
@@ -286,7 +287,7 @@ async def test_an_address_in_use_is_a_configuration_error(tmp_path: Path) -> Non
         port = urlsplit(server.urls[-1]).port
         config = Config(
             listeners=(Listener(port=0),),
-            store=Store(tmp_path / "other"),
+            server=ServerConfig(data_dir=tmp_path / "other"),
             streams=(SMALL,),
             http=Http(port=port or 0),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from polybus.broker.services import ServiceRule
-from polybus.ops.config import RANGES, SECTIONS, load
+from polybus.ops.config import RANGES, SECTIONS, Overrides, load
 from polybus.ops.tables import in_words
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -83,7 +83,7 @@ def test_what_the_documentation_shows_loads(tmp_path: Path) -> None:
     assert len(blocks) == 3
     path = tmp_path / "bus.toml"
     path.write_text("\n".join(blocks))
-    config = load(path)
+    config = load(path, Overrides(data_dir=tmp_path))
     assert len(config.acl) == 4
     assert [(rule.name, rule.partitions) for rule in config.streams] == [("fleet", 4)]
     assert config.service_rules() == (ServiceRule("render/#", "round_robin", 4, 30.0),)

@@ -45,6 +45,6 @@ def test_it_can_be_had_again_after_its_end(tmp_path: Path) -> None:
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(StoreError, match="cannot be used"):
+    with pytest.raises(StoreError, match="cannot use the data folder"):
         DataFolder(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "precious"

@@ -12,10 +12,12 @@ from typing import Final, TypeAlias
 
 from polybus.broker import events
 from polybus.broker.access import Access
+from polybus.broker.commits import LAZY_S, Commits
 from polybus.broker.control import StorageControl
 from polybus.broker.dispatch import Dispatcher
 from polybus.broker.events import Event, emit
 from polybus.broker.journal import Journal, Log, MemoryJournal
+from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message, MessageProperties, Run
@@ -68,6 +70,7 @@ class Broker:
         choose: Choose = lambda n: 0,
         access: Access | None = None,
         journal: Journal | None = None,
+        ledger: Ledger | None = None,
         shared_strategy: str = "round_robin",
         drop_oldest: bool = False,
         queue_qos0: bool = False,
@@ -79,9 +82,14 @@ class Broker:
         self.access = access or Access()
         self.stats = Stats()
         self.timers = Timers()
-        self.retained = Retained(self.limits)
-        self.subscriptions = Subscriptions(self.limits, shared_strategy, choose, service_rules, default_service)
-        self.dispatcher = Dispatcher(self.limits, self.stats, drop_oldest=drop_oldest, queue_qos0=queue_qos0)
+        self.ledger = ledger or Ledger()
+        self.retained = Retained(self.limits, self.ledger)
+        self.subscriptions = Subscriptions(
+            self.limits, shared_strategy, choose, service_rules, default_service, self.ledger
+        )
+        self.dispatcher = Dispatcher(
+            self.limits, self.stats, self.ledger, drop_oldest=drop_oldest, queue_qos0=queue_qos0
+        )
         self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
         self.storage = Storage(self.limits.stored_messages, self.limits.stored_bytes, self._on_victim)
         self.subscriptions.controls = StorageControl(self.storage).topics()
@@ -98,7 +106,8 @@ class Broker:
         self.dispatcher.on_ready = self.requests.session_is_ready
         self.open_replay: OpenReplay = _no_replay
         self.now = 0.0
-        self._journal = journal or MemoryJournal()
+        self._commits = Commits(self.dispatcher, journal or MemoryJournal(), self._on_committed)
+        self._commit_timer = 0
         self._wake = wake
         self._is_awake = False
         self._is_ticking = False
@@ -106,15 +115,18 @@ class Broker:
         self._priority: list[tuple[Plan | None, LaneItem]] = []
         self._regular: list[tuple[Plan | None, LaneItem]] = []
         self._pending_bytes = 0
-        self.awaiting: list[Link] = []
         self.partial_bytes = 0
         """What links have read of packets that are not whole yet."""
         self._turns: list[Link] = []
         self._stalled: list[Link] = []
-        self._uncommitted: list[list[tuple[Link, list[bytes]]]] = []
         self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
         """Someone wants an event for every message; asked once a tick."""
         self._budget_logged_at = -LOG_AGAIN_S
+
+    @property
+    def awaiting(self) -> list[Link]:
+        """Links whose acknowledgements wait for the next commit."""
+        return self.dispatcher.awaiting
 
     # -- the tick ---------------------------------------------------------------------------
 
@@ -145,7 +157,7 @@ class Broker:
         self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
         try:
             self.drain()
-            if self.awaiting:
+            if self.ledger.is_dirty or self._commits.is_wanted():
                 self._commit()
             if self.dispatcher.unfinished:
                 self.dispatcher.go_on()
@@ -208,24 +220,32 @@ class Broker:
                 self.publish(self.subscriptions.route_of(message.topic), message)
 
     def _commit(self) -> None:
-        awaiting, self.awaiting = self.awaiting, []
-        groups = [(link, link.held) for link in awaiting]
-        for link in awaiting:
-            link.held = []
+        """Ask for a commit, if someone waits for it, or changes have waited long enough."""
+        commits = self._commits
+        if commits.is_wanted():
+            commits.ask(self.now)
+        elif commits.is_under_way:
+            pass  # there will be a tick when it is done
+        elif commits.asked_at + LAZY_S <= self.now:
+            commits.ask(self.now)
+        elif not self._commit_timer:
+            self._commit_timer = self.timers.schedule(commits.asked_at + LAZY_S, _CommitDue(self))
 
-        self._uncommitted.append(groups)
+    def on_commit_due(self) -> None:
+        """Changes that nobody waits for have waited long enough."""
+        self._commit_timer = 0
+        self.stir()
 
-        def release() -> None:
-            self._uncommitted.remove(groups)
-            for link, acknowledgements in groups:
-                session = link.session
-                if session is not None and session.link is link:  # else it went away meanwhile
-                    self.dispatcher.push_all(link, acknowledgements)
-                    link.released(acknowledgements)
-            if not self._is_ticking:
-                self.stir()
+    def set_trouble(self, why: str) -> None:
+        """The durable store cannot be written, or (empty) can again."""
+        self.ledger.trouble = why
+        if why:
+            self._commits.open_gates()
+            self.stir()
 
-        self._journal.commit(release)
+    def _on_committed(self) -> None:
+        if not self._is_ticking:
+            self.stir()
 
     def _check_budget(self) -> None:
         excess = self.memory_bytes() - self.limits.memory_bytes
@@ -412,11 +432,7 @@ class Broker:
     def commit_failed(self, origins: Container[str], why: str) -> None:
         """What these clients published could not be made safe: they lose their connection, and what they have
         no acknowledgement for they will send again. To be told before the commit is done."""
-        for groups in self._uncommitted:
-            for link, acknowledgements in groups:
-                session = link.session
-                if session is not None and session.link is link and session.client_id in origins:
-                    link.withhold(acknowledgements, why)
+        self._commits.withhold(origins, why)
         self.stir()
 
     def _grow(self, size_bytes: int) -> None:
@@ -435,12 +451,20 @@ class Broker:
         self.dispatcher.push(link, frame)
         self._grow(len(frame))
 
-    def hold(self, link: Link, acknowledgement: bytes) -> None:
-        """Send this when everything that came before it is safe."""
-        if not link.held:
-            self.awaiting.append(link)
-        link.held.append(acknowledgement)
+    def hold(self, link: Link, acknowledgement: bytes, *, is_promise: bool = True) -> None:
+        """Send this when everything that came before it is safe. It may be known to promise nothing that
+        has to be: then a store in trouble keeps nobody waiting."""
+        if self.ledger.trouble and self._passes(link, is_promise):
+            self.reply(link, acknowledgement)
+            link.released([acknowledgement])
+            return
+        self.dispatcher.hold(link, acknowledgement)
         self._grow(len(acknowledgement))
+
+    def _passes(self, link: Link, is_promise: bool) -> bool:
+        session = link.session
+        is_kept = session is not None and session.kept
+        return not (is_promise and is_kept) and self._commits.is_free(link)
 
     def open(
         self,
@@ -456,6 +480,8 @@ class Broker:
         """A client has connected. Greet it, then call `greeted`. For `owner` see `Session`."""
         self.drain()
         self.dispatcher.now = self.now
+        earlier = self.registry.sessions.get(client_id)
+        was_kept = earlier is not None and earlier.kept
         opened = self.registry.open(
             link,
             client_id,
@@ -467,6 +493,11 @@ class Broker:
         )
         session = opened[0]
         session.owner = client_id if owner is None else owner
+        if was_kept or session.kept:
+            # Who was told that the session is there, or gone, must not find it otherwise after a crash.
+            if not self.ledger.trouble:
+                self._commits.gate(link)
+            self._commits.follow(link)
         if clean_start:
             self.requests.forget_client(session.owner)
         return opened
@@ -535,10 +566,30 @@ class Broker:
         if not self.storage.put(stored):
             self._discarded(message, "there is no room to store it")
             return
-        if message.expires_at is not None:
-            stored.on_expiry = self._on_stored_expiry
-            stored.handle = self.timers.schedule(message.expires_at, stored)
+        if self.ledger.is_durable:
+            stored.number = self.ledger.add_stored(message)
+        self._schedule_expiry(stored)
         emit(events.MESSAGE_STORED, client_id=message.origin, topic=message.topic)
+
+    def _schedule_expiry(self, stored: Stored) -> None:
+        expires_at = stored.message.expires_at
+        if expires_at is not None:
+            stored.on_expiry = self._on_stored_expiry
+            stored.handle = self.timers.schedule(expires_at, stored)
+
+    def put_back(self, message: Message, number: int) -> None:
+        """A message that waited for a subscriber when the broker was stopped."""
+        stored = Stored(Kind.MESSAGE, message, None, message.size_bytes(), self.now)
+        stored.number = number
+        if self.storage.put(stored):
+            self._schedule_expiry(stored)
+        else:
+            self._stored_gone(stored)
+            self._discarded(message, "there is no room to store it")
+
+    def _stored_gone(self, stored: Stored) -> None:
+        if stored.number:
+            self.ledger.stored_gone(stored.number)
 
     def _restore(self, path: str) -> None:
         """Messages that waited for a subscription like this one are published."""
@@ -549,6 +600,7 @@ class Broker:
                 continue
             self.storage.take(stored)
             self.timers.cancel(stored.handle)
+            self._stored_gone(stored)
             (self._priority if message.priority else self._regular).append((plan, message))
             emit(
                 events.MESSAGE_RESTORED,
@@ -559,6 +611,7 @@ class Broker:
 
     def _on_stored_expiry(self, stored: Stored, now: float) -> None:
         self.storage.take(stored)
+        self._stored_gone(stored)
         self.stats.dropped_expired += 1
         emit(events.MESSAGE_EXPIRED, client_id=stored.message.origin, topic=stored.message.topic)
 
@@ -568,6 +621,7 @@ class Broker:
             self.stats.stored_discarded += 1
             self.requests.victim(stored)
         else:
+            self._stored_gone(stored)
             self._discarded(stored.message, "the storage is full")
 
     def _discarded(self, message: Message, reason: str) -> None:
@@ -581,6 +635,16 @@ class Broker:
             if session.link is not None:
                 session.link.end(EndCause.SHUTTING_DOWN)
         self.tick(self.now)
+
+
+class _CommitDue:
+    __slots__ = ("_broker",)
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def on_timer(self, now: float) -> None:
+        self._broker.on_commit_due()
 
 
 def _emit_each(event: Event, messages: Iterable[Message]) -> None:

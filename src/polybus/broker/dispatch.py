@@ -74,6 +74,10 @@ class Dispatcher(Flow):
                     self._deliver_to(cohort, message)
                 continue
             for session in cohort.sessions:
+                if session.kept and run.qos == 2:  # each needs a row of its own for how far it has come
+                    for message in run.messages():
+                        self._send_tracked([session], Delivery(message, 2, False))
+                    continue
                 if session.queue is None and self._send_run(session, run):
                     continue
                 link = session.link
@@ -196,15 +200,20 @@ class Dispatcher(Flow):
                 packet_id = session.allocate_id()
             else:
                 session.next_id = packet_id + 1 if packet_id < 65_535 else 1
-            inflight[packet_id] = delivery
             session.outstanding += 1
             session.inflight_bytes += size
             self.inflight_bytes += size
+            link.messages_out += 1
+            if session.kept:
+                inflight[packet_id] = self.ledger.add(session.kept, delivery, packet_id)
+                frame = parts[0] + packet_id.to_bytes(2) + parts[1]
+                self._push_tracked(session, link, delivery.qos, frame)
+                continue
+            inflight[packet_id] = delivery
             outbox = link.outbox
             if not outbox:
                 dirty.append(link)
             outbox += (parts[0], packet_id.to_bytes(2), parts[1])
-            link.messages_out += 1
 
     def _encode_run(self, link: Link, run: Run, frames: dict[Encoding, tuple[bytes, int]]) -> tuple[bytes, int]:
         """A QoS 0 run in another encoding, and how many of its messages that can take."""
@@ -283,12 +292,21 @@ class Dispatcher(Flow):
         self._hand_over(session, ended=True)
         lost = sum(d is not None for d in session.inflight.values()) + session.queued()
         self.stats.dropped_no_session += lost
+        if session.kept:
+            self._forget_rows(session)
         session.inflight.clear()
         self._free_inflight(session, session.inflight_bytes)
         session.replays = None
         if session.queue is not None:
             self.queued_bytes -= session.queue.size_bytes
             self._forget_queue(session)
+
+    def _forget_rows(self, session: Session) -> None:
+        for packet_id, sent in session.inflight.items():
+            self.note_settled(session, packet_id, sent)
+        for item in session.queue.items() if session.queue is not None else ():
+            if item.row:
+                self.ledger.gone_item(item)
 
     def _hand_over(self, session: Session, *, ended: bool) -> None:
         """MQTT 5.0 section 4.8.2: another member gets what this one did not acknowledge.
@@ -301,16 +319,21 @@ class Dispatcher(Flow):
             if self._redispatch(delivery.one(packet_id), session, ended=ended):
                 self._free_inflight(session, delivery.size_bytes())
                 del session.inflight[packet_id]
+                if session.kept:
+                    self.note_settled(session, packet_id, delivery)
         old = session.queue
         if old is None or not any(isinstance(i, Delivery) and i.group for i in old.items()):
             return
         self.queued_bytes -= old.size_bytes
         self._forget_queue(session)
         for item in old.items():
-            if isinstance(item, Delivery) and item.group and self._redispatch(item, session, ended=ended):
-                continue
-            if not ended:
+            is_taken = (
+                isinstance(item, Delivery) and item.group and self._redispatch(item, session, ended=ended)
+            )
+            if not is_taken and not ended:
                 self._enqueue(session, item)
+            elif item.row:
+                self.ledger.gone_item(item)
 
     def _redispatch(self, delivery: Delivery, session: Session, *, ended: bool) -> bool:
         group = delivery.group

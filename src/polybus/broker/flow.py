@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.links import Link
 from polybus.broker.message import Delivery, DeliveryRun, Message, Run
@@ -27,13 +30,24 @@ PIECE_COST: Final = 56
 class Flow:
     """The single owner of queues, in-flight windows and the list of dirty links."""
 
-    def __init__(self, limits: Limits, stats: Stats, *, drop_oldest: bool, queue_qos0: bool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        stats: Stats,
+        ledger: Ledger | None = None,
+        *,
+        drop_oldest: bool,
+        queue_qos0: bool,
+    ) -> None:
         self.limits = limits
         self.stats = stats
+        self.ledger = ledger or Ledger()
         self.drop_oldest = drop_oldest
         self.queue_qos0 = queue_qos0
         self.now = 0.0
         self.dirty: list[Link] = []
+        self.awaiting: list[Link] = []
+        """Links with something that waits for the commit."""
         self.queued_sessions: set[Session] = set()
         self.unfinished: dict[Session, None] = {}
         """Sessions that have more to send, in the order in which they get their turn."""
@@ -62,15 +76,26 @@ class Flow:
             makes_room = self.drop_oldest or (item.is_priority and queue.regular)
             if not makes_room or not queue.messages:
                 self._count_queue_drop(session, item.count)
+                if item.row:
+                    self.ledger.gone_item(item)
                 if not queue.messages:
                     self._forget_queue(session)
                 return
-            self._drop_oldest(queue)
+            self._drop_oldest(session, queue)
             self._count_queue_drop(session, 1)
+        if session.kept and item.qos and not item.row:
+            item = self._kept(session, item)
         queue.push(item)
         self.queued_bytes += item.size_bytes()
         if session.link is not None and queue.messages == item.count:
             self.pump(session)  # the first to wait: it may just not go in one piece
+
+    def _kept(self, session: Session, item: Delivery | Run) -> Delivery | Run:
+        """The same for this session alone, as the durable store has it."""
+        if isinstance(item, Delivery):
+            return self.ledger.add(session.kept, item)
+        row = self.ledger.add_run(session.kept, item)
+        return msgspec.structs.replace(item, row=row)
 
     def _fits(self, queue: Queue | None, item: Delivery | Run) -> bool:
         messages, size_bytes = (queue.messages, queue.size_bytes) if queue is not None else (0, 0)
@@ -79,12 +104,16 @@ class Flow:
             and size_bytes + item.size_bytes() <= self.limits.queued_bytes_per_session
         )
 
-    def _drop_oldest(self, queue: Queue) -> int:
-        """Give up one message; returns its size."""
+    def _drop_oldest(self, session: Session, queue: Queue) -> None:
+        """Give up one message."""
         before = queue.size_bytes
-        size = queue.drop_oldest().size_bytes()
+        oldest = queue.oldest()
+        if isinstance(oldest, Run) and oldest.row:
+            self.ledger.divide(session.kept, oldest, *(1 for _ in range(oldest.count)))
+        item = queue.drop_oldest()
+        if item.row:
+            self.ledger.gone_item(item)
         self.queued_bytes += queue.size_bytes - before
-        return size
 
     def _count_queue_drop(self, session: Session, count: int) -> None:
         if not session.dropped:
@@ -113,6 +142,8 @@ class Flow:
             self._pop_queue(session, queue)
             if not self._has_expired(item):
                 self._transmit(session, link, item)
+            elif item.row:
+                self.ledger.gone_item(item)
 
     def _may_send(self, session: Session, link: Link) -> bool:
         return (
@@ -128,7 +159,12 @@ class Flow:
             return
         before = queue.size_bytes
         room = session.window - session.outstanding
-        if link.encoding is not run.encoding or room >= run.count or not queue.cut_front(run, room):
+        if link.encoding is run.encoding and room < run.count and queue.cut_front(run, room):
+            if run.row:
+                self.ledger.divide(session.kept, run, room, run.count - room)
+        else:
+            if run.row:
+                self.ledger.divide(session.kept, run, *(1 for _ in range(run.count)))
             queue.break_up(run)
         self.queued_bytes += queue.size_bytes - before
 
@@ -141,17 +177,37 @@ class Flow:
         parts = link.encoding.frame(delivery, self.now)
         if parts is None:
             self.stats.dropped_too_large += 1
+            if delivery.row:
+                self.ledger.gone_item(delivery)
             return
         if delivery.qos == 0:
             self.push(link, parts[0] + parts[1])
         else:
             packet_id = session.allocate_id()
+            if session.kept:
+                if delivery.row:
+                    self.ledger.sent(delivery.row, packet_id)
+                else:
+                    delivery = self.ledger.add(session.kept, delivery, packet_id)
             session.inflight[packet_id] = delivery
             session.outstanding += 1
             session.inflight_bytes += delivery.size_bytes()
             self.inflight_bytes += delivery.size_bytes()
-            self.push(link, parts[0] + packet_id.to_bytes(2) + parts[1])
+            self._push_tracked(session, link, delivery.qos, parts[0] + packet_id.to_bytes(2) + parts[1])
         link.messages_out += 1
+
+    def _push_tracked(self, session: Session, link: Link, qos: int, frame: bytes) -> None:
+        """Exactly once: a QoS 2 packet whose fate a crash would make us forget must not be on its way."""
+        if qos == 2 and session.kept:
+            self.hold(link, frame)
+        else:
+            self.push(link, frame)
+
+    def hold(self, link: Link, frame: bytes) -> None:
+        """Send this when everything that came before it is safe."""
+        if not link.held:
+            self.awaiting.append(link)
+        link.held.append(frame)
 
     def _pump_resend(self, session: Session, link: Link, resend: deque[int]) -> None:
         while resend and not link.blocked and session.outstanding < session.window:
@@ -165,10 +221,12 @@ class Flow:
                 if sent is not None:
                     self._free_inflight(session, sent.size_bytes())
                 del session.inflight[packet_id]
+                if session.kept:
+                    self.note_settled(session, packet_id, sent)
                 self.stats.dropped_too_large += 1
                 continue
             session.outstanding += 1
-            self.push(link, frame)
+            self._push_tracked(session, link, 2 if sent is None else sent.qos, frame)
         if not resend:
             session.resend = None
 
@@ -221,6 +279,13 @@ class Flow:
             if not inflight.keys().isdisjoint(ids):
                 return False
             inflight.update(dict.fromkeys(ids, sent))
+        if session.kept:
+            sent.left = count
+            if run.row:
+                sent.row = run.row
+                self.ledger.sent(run.row, first_id)
+            else:
+                sent.row = self.ledger.add_run(session.kept, run, first_id)
         size = sent.size_bytes() * count
         session.inflight_bytes += size
         self.inflight_bytes += size
@@ -255,6 +320,9 @@ class Flow:
             for packet_id in packet_ids:
                 self.acknowledge(session, packet_id)
             return
+        if session.kept:
+            self._acknowledge_kept(session, packet_ids)
+            return
         inflight = session.inflight
         before = len(inflight)
         last: Delivery | DeliveryRun | None = None
@@ -270,6 +338,37 @@ class Flow:
         self._free_inflight(session, freed)
         self._settled(session, before - len(inflight))
 
+    def _acknowledge_kept(self, session: Session, packet_ids: tuple[int, ...]) -> None:
+        inflight = session.inflight
+        settled = freed = 0
+        for packet_id in packet_ids:
+            sent = inflight.get(packet_id)
+            if sent is not None and sent.qos == 1:
+                del inflight[packet_id]
+                settled += 1
+                freed += sent.size_bytes()
+                self.note_settled(session, packet_id, sent)
+        self._free_inflight(session, freed)
+        self._settled(session, settled)
+
+    def note_settled(self, session: Session, packet_id: int, sent: Delivery | DeliveryRun | None) -> None:
+        """This exchange with a kept session is over: with the last of its messages a row is gone."""
+        if isinstance(sent, DeliveryRun):
+            sent.left -= 1
+            if not sent.left:
+                self.ledger.gone(sent.row, sent.run.piece)
+        elif sent is not None:
+            self.ledger.gone(sent.row, sent.piece)
+        elif session.releases is not None:
+            self.ledger.gone(session.releases.pop(packet_id), None)
+
+    def _note_received(self, session: Session, packet_id: int, sent: Delivery | DeliveryRun) -> None:
+        assert isinstance(sent, Delivery), "runs to kept sessions are of QoS 1"
+        if session.releases is None:
+            session.releases = {}
+        session.releases[packet_id] = sent.row
+        self.ledger.released(sent.row, sent.piece)
+
     def receive_all(self, session: Session, packet_ids: tuple[int, ...]) -> bool:
         """Many PUBRECs at once; False: not each of them is for a message, nothing was done."""
         inflight = session.inflight
@@ -282,6 +381,8 @@ class Flow:
             if delivery is not None:  # an id may be there twice
                 self._free_inflight(session, delivery.size_bytes())
                 inflight[packet_id] = None
+                if session.kept:
+                    self._note_received(session, packet_id, delivery)
         return True
 
     def complete_all(self, session: Session, packet_ids: tuple[int, ...]) -> None:
@@ -295,6 +396,8 @@ class Flow:
         for packet_id in packet_ids:
             if inflight.get(packet_id, _MISSING) is None:
                 del inflight[packet_id]
+                if session.kept:
+                    self.note_settled(session, packet_id, None)
         self._settled(session, before - len(inflight))
 
     def _settled(self, session: Session, count: int) -> None:
@@ -314,6 +417,8 @@ class Flow:
                 return False
             self._free_inflight(session, delivery.size_bytes())
             session.inflight[packet_id] = None
+            if session.kept:
+                self._note_received(session, packet_id, delivery)
         return True
 
     def complete(self, session: Session, packet_id: int) -> bool:
@@ -339,6 +444,8 @@ class Flow:
         delivery = session.inflight.pop(packet_id)
         if delivery is not None:
             self._free_inflight(session, delivery.size_bytes())
+        if session.kept:
+            self.note_settled(session, packet_id, delivery)
         if session.resend is not None and packet_id in session.resend:
             session.resend.remove(packet_id)  # acknowledged from the connection before
         else:
@@ -413,6 +520,8 @@ class Flow:
 
     def _give_up(self, session: Session, queue: Queue) -> int:
         item = queue.drop_item()
+        if item.row:
+            self.ledger.gone_item(item)
         size = item.size_bytes()
         self.queued_bytes -= size
         if not queue.messages:

@@ -305,6 +305,7 @@ class Giving(Outcomes):
         for request in lost:
             self._leave_instance(request)
             request.losses += 1
+            self._note(request)
         for request in sorted(lost, key=turn_of):
             if request.losses < MAX_LOSSES:
                 self._give_out(request, self._desk(request.topic))

@@ -12,7 +12,8 @@ class Journal(Protocol):
     def commit(self, done: Callable[[], None]) -> None:
         """Make everything recorded so far safe, then call `done` on the event loop's thread.
 
-        Called once a tick; commits complete in the order they were asked for.
+        Called once a tick. If nothing was recorded since the last commit, `done` may be called at once even
+        while that one is under way: `Commits` sees to the order on each link.
         """
 
 

@@ -30,6 +30,8 @@ class Encoding(Protocol):
     """
 
     shared: bool
+    name: str
+    """In the durable store. Runs come in by shared encodings only; others need none."""
 
     def frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
         """The bytes before and after the packet id (QoS 0 has none: they are joined as they are).
@@ -64,6 +66,7 @@ class Link:
         "bytes_in",
         "bytes_out",
         "encoding",
+        "gated",
         "held",
         "messages_dropped",
         "messages_in",
@@ -73,6 +76,7 @@ class Link:
         "session",
         "unsent",
         "urgent",
+        "waits_for",
     )
 
     def __init__(self, port: Port, encoding: Encoding) -> None:
@@ -81,7 +85,11 @@ class Link:
         self.session: Session | None = None
         self.outbox: list[bytes] = []
         self.held: list[bytes] = []
-        """Acknowledgements that wait for the tick's commit."""
+        """Acknowledgements, and QoS 2 packets to a kept session, that wait for the tick's commit."""
+        self.waits_for = 0
+        """The commit that it must not overtake."""
+        self.gated = False
+        """Nothing leaves before that commit: it was told of an end that is not safe yet."""
         self.blocked = False
         """The transport takes no more for now."""
         self.backlog_bytes = 0
@@ -97,7 +105,7 @@ class Link:
     def flush(self) -> None:
         """Write the outbox in one go, unless the transport is full."""
         outbox = self.outbox
-        if self.blocked or not outbox:
+        if self.blocked or not outbox or self.gated:
             return
         if len(outbox) == 1:
             data = outbox[0]

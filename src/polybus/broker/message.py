@@ -37,6 +37,14 @@ class MessageProperties(msgspec.Struct, frozen=True, gc=False):
 NO_MESSAGE_PROPERTIES: Final = MessageProperties()
 
 
+class Piece(msgspec.Struct, gc=False):
+    """A message or run as the durable store has it, once for everyone who is to get it."""
+
+    number: int
+    holders: int = 0
+    """Rows that need it; without any it is gone."""
+
+
 class Message(msgspec.Struct, gc=False):
     topic: str
     payload: bytes
@@ -50,6 +58,7 @@ class Message(msgspec.Struct, gc=False):
     """Client id of the publisher; empty: the broker itself."""
     waits: bool = False
     """If there is nobody to take it, it is stored until there is, or until it expires (TB-09)."""
+    piece: Piece | None = None
 
     def size_bytes(self) -> int:
         size = len(self.payload) + len(self.topic) + OVERHEAD_BYTES
@@ -72,6 +81,11 @@ class Run(msgspec.Struct, gc=False):
     ids_at: Sequence[int] = ()
     """A range if all packets are alike, which makes it cheaper."""
     split: list[Message] | None = None
+    piece: Piece | None = None
+    first: int = 0
+    """Which message of its piece it begins with."""
+    row: int = 0
+    """Its first row in the durable store, on its way to a session that is kept; each message has one."""
 
     @property
     def is_priority(self) -> bool:
@@ -97,6 +111,8 @@ class Run(msgspec.Struct, gc=False):
                 count=self.count - count,
                 ids_at=range(ids_at.start, len(self.wire) - at, size),
                 split=None,
+                first=self.first + count,
+                row=self.row + count if self.row else 0,
             ),
         )
 
@@ -115,6 +131,10 @@ class Delivery(msgspec.Struct, gc=False):
     identifiers: tuple[int, ...] = ()
     group: "SharedGroup | None" = None
     """The shared group it was chosen from, which takes it back if its session goes away."""
+    row: int = 0
+    """In the durable store, on its way to a session that is kept."""
+    piece: Piece | None = None
+    """What that row is made of."""
 
     @property
     def count(self) -> int:
@@ -138,6 +158,9 @@ class DeliveryRun(msgspec.Struct, gc=False):
     first_id: int
     qos: int
     group: None = None
+    row: int = 0
+    left: int = 0
+    """Messages that are not acknowledged yet; counted for the durable store."""
 
     def size_bytes(self) -> int:
         """Of one of its messages, on average."""

@@ -60,6 +60,7 @@ class Outcomes:
         self._stats = stats
         self._timers = timers
         self._dispatcher = dispatcher
+        self._ledger = dispatcher.ledger
         self._registry = registry
         self._storage = storage
 
@@ -67,6 +68,11 @@ class Outcomes:
         self.limits = limits
         self.ends.set_limits(limits.stored_messages, limits.stored_bytes)
         self.unread.set_limits(limits.requests, limits.memory_bytes)
+
+    def _note(self, request: Request) -> None:
+        """What may wait outlives the broker, too."""
+        if request.may_wait and self._ledger.is_durable:
+            self._ledger.request_changed(request)
 
     def _ended(self, request: Request, service: str | None = None) -> None:
         """It has its end, in the hands of `service`; the requester may still have to hear of it."""
@@ -105,13 +111,15 @@ class Outcomes:
             link.messages_out += 1
         return True
 
-    def _keep_end(self, request: Request, place: Storage) -> bool:
+    def _keep_end(self, request: Request, place: Storage, until: float | None = None) -> bool:
         if not self._keep(request, place):
             return False
         stored = request.stored
         assert stored is not None
         stored.on_expiry = self._forget_end
-        stored.handle = self._timers.schedule(self._dispatcher.now + self.limits.request_ends_kept_s, stored)
+        stored.until = self._dispatcher.now + self.limits.request_ends_kept_s if until is None else until
+        stored.handle = self._timers.schedule(stored.until, stored)
+        self._note(request)
         return True
 
     def _keep(self, request: Request, storage: Storage) -> bool:
@@ -184,6 +192,8 @@ class Outcomes:
         if request.stored is not None:
             self._unstore(request, request.stored)
         request.on_expiry = None
+        request.is_under_way = False
+        self._note(request)
         mine = self.under_way[request.owner]
         del mine[request.packet_id]
         if not mine:

@@ -33,6 +33,9 @@ class Registry:
         self._stats = stats
         self._timers = timers
         self._dispatcher = dispatcher
+        self._ledger = dispatcher.ledger
+        self.kept_connected = 0
+        """Sessions in the durable store that are connected."""
         self._subscriptions = subscriptions
 
     def open(
@@ -65,6 +68,12 @@ class Registry:
         self._set_will(session, will)
         session.expiry_s = expiry_s
         self.connected += 1
+        if expiry_s > 0 and not session.kept and self._ledger.is_durable:
+            session.kept = self._ledger.new_session()
+        if session.kept:
+            self.kept_connected += 1
+            self._ledger.session_changed(session)
+            self._ledger.stamp(now)
         self._dispatcher.attach(session, link, window)
         return session, present
 
@@ -74,6 +83,9 @@ class Registry:
         if session is None or session.link is not link:
             return
         self.connected -= 1
+        if session.kept:
+            self.kept_connected -= 1
+            self._ledger.session_changed(session)
         if not publish_will:
             self._set_will(session, None)  # [MQTT-3.14.4-3]
         self._dispatcher.detach(session)
@@ -98,6 +110,16 @@ class Registry:
         for topic_filter in list(session.subscriptions):
             self._subscriptions.remove(session, topic_filter)
         self._dispatcher.discard(session)
+        if session.kept:
+            self._ledger.session_ended(session)
+            session.kept = 0
+
+    def restore(self, session: Session) -> None:
+        """A session of before, whose connection is gone."""
+        self.sessions[session.client_id] = session
+        will, session.will = session.will, None
+        self._set_will(session, will)
+        self._schedule(session)
 
     def due(self, session: Session, now: float) -> None:
         """The session's timer fired: its will or its end is due."""
@@ -127,6 +149,8 @@ class Registry:
             if each is not None:
                 self.wills_bytes += sign * each.message.size_bytes()
         session.will = will
+        if session.kept:
+            self._ledger.session_changed(session)
 
     def _schedule(self, session: Session) -> None:
         times = [t for t in (session.will_at, session.ends_at) if t is not None and t != float("inf")]

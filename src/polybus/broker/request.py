@@ -22,6 +22,7 @@ class Request:
         "given_at",
         "handle",
         "instance",
+        "is_under_way",
         "late",
         "losses",
         "may_wait",
@@ -49,6 +50,8 @@ class Request:
         self.created_at = now
         self.deadline = now
         self.state = RequestState.NEW
+        self.is_under_way = True
+        """Something may still happen to it, if only that its requester is told."""
         self.desk: Desk | None = None
         """Who was there when it came; used at once or never."""
         self.instance: Instance | None = None

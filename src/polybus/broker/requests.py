@@ -8,7 +8,7 @@ that the request ended in. A requester that is away, or whose link is full, is t
 The states are in `lifecycle`, who gets a request in `giving`, what requesters are told in `outcomes`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from polybus.broker import events
 from polybus.broker.events import emit
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from polybus.broker.stats import Stats
     from polybus.broker.subscriptions import Subscriptions
     from polybus.broker.timers import Timers
+
+
+NOT_STORED: Final = "the broker cannot store anything just now"
 
 
 class PacketIdInUse(PolybusError):
@@ -97,14 +100,46 @@ class Requests(Giving):
             self._end(request, RequestEvent.GIVE_UP, "too many requests are under way")
         elif self._dispatcher.over_budget:
             self._end(request, RequestEvent.GIVE_UP, "the broker is short of memory")
+        elif may_wait and self._ledger.trouble:
+            self._end(request, RequestEvent.GIVE_UP, NOT_STORED)
         elif timeout_s <= 0:
             self._end(request, RequestEvent.EXPIRE, "it has no time")
         else:
             request.deadline = now + min(timeout_s, self.limits.request_timeout_s)
             request.on_expiry = self._expire
             request.handle = self._timers.schedule(request.deadline, request)
+            self._note(request)
             return request
         return None
+
+    def begin_serials(self, serial: int) -> None:
+        """Numbers up to this one may have been given before the broker was started."""
+        self._serial = max(self._serial, serial)
+
+    def put_back(self, request: Request, kept_until: float | None) -> None:
+        """One of before the broker was started. Everyone is away: it waits for a service, or its requester.
+
+        `kept_until`: how long its end waits, if it has one.
+        """
+        message = request.message
+        self.under_way.setdefault(request.owner, {})[request.packet_id] = request
+        if message.properties is not NO_MESSAGE_PROPERTIES:
+            self._correlated[correlation_of(request)] = request
+        self.count += 1
+        self.size_bytes += message.size_bytes() + request.answer_bytes()
+        request.on_expiry = self._expire
+        if request.state in ENDS:
+            if not self._keep_end(request, self.ends, kept_until):
+                self._let_go(request)
+        else:
+            request.handle = self._timers.schedule(request.deadline, request)
+            if request.is_answered:
+                request.state = RequestState.ANSWERED
+                self._deliver_answer(request)
+            else:
+                request.state = RequestState.NEW
+                self._give_out(request, self._desk(request.topic))
+        self._ledger.request_changed(request)
 
     def new_packet_id(self, owner: str) -> int:
         """For requesters whose protocol has none. 0: all are in use."""
@@ -156,6 +191,7 @@ class Requests(Giving):
         request.answer = payload
         request.answer_properties = properties
         self.size_bytes += len(payload) + properties.size_bytes()
+        self._note(request)
         if events.are_wanted(events.ANSWER_RECEIVED):
             self._emit(events.ANSWER_RECEIVED, request, session.client_id)
         return request

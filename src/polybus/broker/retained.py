@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
+from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.message import Delivery, Message
 from polybus.broker.sessions import Subscription
@@ -16,8 +17,9 @@ class Retained:
     no longer due stay in the heap until they outnumber the others.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, ledger: Ledger | None = None) -> None:
         self.limits = limits
+        self._ledger = ledger or Ledger()
         self._tree: TopicTree[Message] = TopicTree()
         self._expiries: list[tuple[float, str]] = []
         self._expiring: dict[str, float] = {}
@@ -44,6 +46,8 @@ class Retained:
         self.size_bytes += size - (old.size_bytes() if old else 0)
         self.count += old is None
         self._schedule(message.topic, message.expires_at)
+        if self._ledger.is_durable and message.origin:  # not the broker's own figures
+            self._ledger.retained_changed(message.topic, message)
         return True
 
     def replay(self, subscription: Subscription) -> Iterator[Delivery | None]:
@@ -79,5 +83,7 @@ class Retained:
         removed = self._tree.remove(topic)
         self._schedule(topic, None)
         if removed is not None:
+            if self._ledger.is_durable and removed.origin:
+                self._ledger.retained_changed(topic, None)
             self.count -= 1
             self.size_bytes -= removed.size_bytes()

@@ -61,6 +61,10 @@ class Queue:
     def pop(self) -> Delivery | Run:
         return self._taken((self.priority or self.regular).popleft())
 
+    def oldest(self) -> Delivery | Run:
+        """What `drop_oldest` takes, or takes from."""
+        return (self.regular or self.priority)[0]
+
     def drop_oldest(self) -> Delivery | Run:
         """Give up the oldest regular message, or the oldest priority one if there is no other."""
         lane = self.regular or self.priority
@@ -75,8 +79,12 @@ class Queue:
     def break_up(self, run: Run) -> None:
         """Replace the run in front by its messages."""
         self._taken(self.regular.popleft())
+        row = run.row + run.count
         for message in reversed(run.messages()):
+            row -= 1
             delivery = Delivery(message, run.qos, False)
+            if run.row:
+                delivery.row, delivery.piece = row, run.piece
             self.regular.appendleft(delivery)
             self.messages += 1
             self.size_bytes += delivery.size_bytes()
@@ -122,12 +130,14 @@ class Session:
         "inflight",
         "inflight_bytes",
         "instances",
+        "kept",
         "link",
         "next_id",
         "outstanding",
         "owner",
         "queue",
         "received",
+        "releases",
         "replays",
         "resend",
         "subscriptions",
@@ -153,6 +163,10 @@ class Session:
         self.queue: Queue | None = None
         self.received: set[int] | None = None
         """QoS 2 packet ids taken from the client and not yet released by it."""
+        self.kept = 0
+        """Its number in the durable store; 0: it is not there."""
+        self.releases: dict[int, int] | None = None
+        """The rows of QoS 2 deliveries that are None in `inflight`, if it is kept."""
         self.replays: dict[str, Iterator[Delivery | None]] | None = None
         """Retained messages on their way to new subscriptions, by topic filter."""
         self.instances: dict[str, Instance] | None = None

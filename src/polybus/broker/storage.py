@@ -35,12 +35,14 @@ class Stored:
         "home",
         "kind",
         "message",
+        "number",
         "on_expiry",
         "order",
         "rank",
         "request",
         "since",
         "size_bytes",
+        "until",
     )
 
     def __init__(
@@ -63,6 +65,10 @@ class Stored:
         self.handle = 0
         """Timer of what is not kept for ever."""
         self.on_expiry: Callable[[Stored, float], None] | None = None
+        self.until: float | None = None
+        """When that timer is due, of an end that waits for its requester."""
+        self.number = 0
+        """Of a plain message, in the durable store; 0: it is not there."""
 
     def on_timer(self, now: float) -> None:
         self.handle = 0

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from polybus.broker.journal import Log
+from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
 from polybus.broker.services import Desk, Instance, ServiceRule
@@ -82,6 +83,14 @@ class Plan(msgspec.Struct, weakref=True):
             )
         )
 
+    def keeps(self, qos: int) -> bool:
+        """Someone has a message of this QoS written down."""
+        return bool(qos) and (
+            any(s.kept and c.qos for c in self.cohorts for s in c.sessions)
+            or any(s.kept for group in self.groups for s in group.members)
+            or any(each.of_others.sessions[0].kept for each in self.selective)
+        )
+
     def cohort_of(self, session: Session) -> Cohort | None:
         """How this session gets messages here; shared subscriptions do not count."""
         cohorts = (*self.cohorts, *(each.of_others for each in self.selective))
@@ -126,7 +135,9 @@ class Subscriptions:
         choose: Choose,
         service_rules: Sequence[ServiceRule] = (),
         default_service: ServiceRule = DEFAULT_SERVICE,
+        ledger: Ledger | None = None,
     ) -> None:
+        self._ledger = ledger or Ledger()
         self.strategy = strategy
         self._choose = choose
         self.limits = limits
@@ -196,6 +207,11 @@ class Subscriptions:
         instances = subscribers.instances if subscribers is not None else None
         return instances is not None and instance in instances
 
+    def group(self, name: str, path: str) -> SharedGroup | None:
+        subscribers = self._filters.get(path)
+        groups = subscribers.groups if subscribers is not None else None
+        return groups.get(name) if groups is not None else None
+
     def _rule(self, topic: str) -> ServiceRule:
         return next((r for r in self._service_rules if matches(r.filter, topic)), self._default_service)
 
@@ -240,6 +256,8 @@ class Subscriptions:
         self._set_instance(session, topic_filter, subscription, subscribers)
         is_new = topic_filter not in session.subscriptions
         session.subscriptions[topic_filter] = subscription
+        if session.kept:
+            self._ledger.subscription_changed(session.kept, topic_filter, subscription)
         if is_new:
             self.count += 1
             self.size_bytes += SUBSCRIPTION_BYTES + 4 * len(topic_filter)
@@ -275,6 +293,8 @@ class Subscriptions:
         subscription = session.subscriptions.pop(topic_filter, None)
         if subscription is None:
             return False
+        if session.kept:
+            self._ledger.subscription_changed(session.kept, topic_filter, None)
         subscribers = self._filters.get(subscription.path)
         assert subscribers is not None
         if subscription.group is None:

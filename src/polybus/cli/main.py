@@ -25,6 +25,8 @@ from polybus.ops.tls import server_context
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+DEFAULT_DATA_DIR = Path("data")
+"""In the working folder: durable without being asked for."""
 
 app = typer.Typer(
     name="polybus",
@@ -53,8 +55,9 @@ TbusPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Port for TBus over TCP; 0: any. (default: 5035)")
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="For durable state; reserved, all is in memory yet.")
+    Path | None, typer.Option(metavar="FOLDER", help="Where durable state is kept. (default: data)")
 ]
+MemoryOption = Annotated[bool, typer.Option("--memory", help="Keep nothing: all state ends with the process.")]
 LogLevelOption = Annotated[
     LogLevel | None, typer.Option(case_sensitive=False, help="How much is logged. (default: INFO)")
 ]
@@ -80,12 +83,14 @@ def serve(
     ws_port: WsPortOption = None,
     tbus_port: TbusPortOption = None,
     data_dir: DataDirOption = None,
+    memory: MemoryOption = False,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
     """Start the bus and serve until it is told to stop (Ctrl-C or SIGTERM).
 
     SIGHUP reads the configuration anew; a bad one is refused and the running one stays.
+    State that was acknowledged survives a crash: it is kept in the folder data, or the one you name.
 
     Examples:
 
@@ -96,6 +101,8 @@ def serve(
     [green]polybus serve --config polybus.toml[/green]          TLS, passwords, limits: from a file
     """
     with errors_in_one_line():
+        if memory and data_dir is not None:
+            raise UsageError("--memory keeps nothing, and --data-dir says where; leave out one of them")
         settings = load(
             config,
             Overrides(
@@ -104,6 +111,8 @@ def serve(
                 ws_port=ws_port,
                 tbus_port=tbus_port,
                 data_dir=data_dir,
+                default_data_dir=DEFAULT_DATA_DIR,
+                memory=memory,
                 log_level=log_level,
                 log_format=log_format,
             ),
@@ -166,7 +175,7 @@ def check(
     Example: [green]polybus config check polybus.toml[/green]
     """
     with errors_in_one_line():
-        settings = load(file)
+        settings = load(file, Overrides(default_data_dir=DEFAULT_DATA_DIR))
         build_access(settings)
         for listener in settings.listeners:
             if listener.is_encrypted:
@@ -247,9 +256,8 @@ def summary(config: Config) -> list[str]:
         f"lets in: {', '.join(ways_in)}",
         f"access rules: {len(config.acl) or 'none, everything is allowed'}",
         *([f"services with rules of their own: {len(config.services)}"] if config.services else []),
-        "durable state: none, memory only",
+        f"durable state: {f'in {server.data_dir}, sync {config.store.sync}' if server.data_dir else 'none'}",
         *(f"stream {rule.name}: {', '.join(rule.filters)}" for rule in config.streams),
-        *([f"streams in {config.data_folder}"] if config.streams else []),
         *([f"HTTP at http://{config.http.host}:{config.http.port}"] if config.serves_http else []),
         f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",
         *([f"events: to {server.event_file}"] if server.event_file else []),
@@ -264,6 +272,7 @@ def as_document(config: Config) -> dict[str, Any]:
     return {
         "server": _as_table(config.server),
         "listener": [_as_table(each, LISTENER_KEYS[each.kind]) for each in config.listeners],
+        "store": _as_table(config.store),
         "limits": _as_table(config.limits),
         "mqtt": _as_table(config.mqtt),
         "tbus": _as_table(config.tbus),
@@ -271,7 +280,6 @@ def as_document(config: Config) -> dict[str, Any]:
         **({"service": [_as_table(service) for service in config.services]} if config.services else {}),
         "auth": _as_table(auth),
         **({"acl": [_as_table(rule) for rule in config.acl]} if config.acl else {}),
-        "store": _as_table(config.store),
         **({"stream": [_as_table(rule) for rule in config.streams]} if config.streams else {}),
         "http": _as_table(config.http),
     }

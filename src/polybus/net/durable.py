@@ -34,8 +34,7 @@ seen by everyone on the bus."""
 
 
 class Streams:
-    def __init__(self, folder: DataFolder, streams: "StreamSet") -> None:
-        self.folder = folder
+    def __init__(self, streams: "StreamSet") -> None:
         self.set = streams
         self.journal: Journal = streams
         self._http: HttpServer | None = None
@@ -132,11 +131,10 @@ class Streams:
             self._http.close()
         self._threads.shutdown(cancel_futures=True)
         self.set.close()
-        self.folder.close()
 
 
-def open_streams(config: Config) -> Streams:
-    """Raises StoreError for a folder that cannot be used, ConfigError if what streams need is not installed."""
+def open_streams(config: Config, folder: DataFolder) -> Streams:
+    """Raises StoreError for files that cannot be used, ConfigError if what streams need is not installed."""
     try:
         from polybus.store.streams.writer import StreamSet
     except ImportError as error:
@@ -144,11 +142,4 @@ def open_streams(config: Config) -> Streams:
             f"{config.source or 'configuration'}: stream: needs {error.name}, which is not installed; install"
             " the extra: pip install 'polybus[streams]'"
         ) from error
-    assert config.data_folder is not None
-    folder = DataFolder(config.data_folder)
-    try:
-        streams = StreamSet(folder, config.streams, is_synced=config.store.sync == "full")
-    except BaseException:
-        folder.close()
-        raise
-    return Streams(folder, streams)
+    return Streams(StreamSet(folder, config.streams, is_synced=config.store.sync == "full"))

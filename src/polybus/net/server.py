@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from polybus.errors import ConfigError, PolybusError
 from polybus.net import acceptor, descriptors
 from polybus.net.acceptor import Acceptor
 from polybus.net.connection import LINGER_S, Connection, MakeLink, Peer, ServedLink
-from polybus.net.durable import open_streams
+from polybus.net.durable import Streams, open_streams
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
@@ -38,6 +39,8 @@ from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
 from polybus.session.tbus.link import TbusLink
 from polybus.session.tbus.options import TbusOptions
+from polybus.store.durable import DurableState
+from polybus.store.folder import DataFolder
 
 log = logging.getLogger("polybus.net")
 
@@ -89,7 +92,9 @@ async def _serve(config: Config) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
-    print(f"Polybus {polybus.__version__} is ready", *server.urls, sep="\n  ", flush=True)
+    where = config.server.data_dir
+    kept = f"state is kept in {where}" if where is not None else "all state is in memory"
+    print(f"Polybus {polybus.__version__} is ready, {kept}", *server.urls, sep="\n  ", flush=True)
     await stopped.wait()
     print("Polybus is stopping", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -105,13 +110,14 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
-        self.streams = open_streams(config) if config.streams else None
+        self._open_stores()
         self.broker = Broker(
             config.limits,
             wake=self._wake,
             choose=secrets.randbelow,
             access=build_access(config),
-            journal=self.streams.journal if self.streams is not None else None,
+            journal=self._state.journal if self._state is not None else None,
+            ledger=self._state.ledger if self._state is not None else None,
             shared_strategy=config.mqtt.shared_strategy,
             drop_oldest=config.mqtt.queue_full == "drop_oldest",
             queue_qos0=config.mqtt.queue_qos0,
@@ -137,8 +143,49 @@ class Server:
         self._remind_at = 0.0
         self._sys_topics = SysTopics(self.broker, self.loop.time())
 
+    def _open_stores(self) -> None:
+        """Everything durable is in one folder. Raises ConfigError."""
+        self._folder: DataFolder | None = None
+        self._state: DurableState | None = None
+        self.streams: Streams | None = None
+        config = self.config
+        if config.server.data_dir is None:
+            return
+        self._folder = DataFolder(config.server.data_dir)
+        try:
+            if config.streams:
+                self.streams = open_streams(config, self._folder)
+            self._state = DurableState(
+                self._folder,
+                config.store.sync,
+                self.loop.call_soon_threadsafe,
+                now=self.loop.time(),
+                before=self.streams.journal if self.streams is not None else None,
+                on_trouble=self._on_trouble,
+            )
+        except BaseException:
+            self._close_stores()
+            raise
+
+    def _close_stores(self) -> None:
+        """Blocks."""
+        try:
+            if self._state is not None:
+                self._state.close()
+        except sqlite3.Error as error:
+            log.error("the last changes could not be written", extra={"fields": {"error": str(error)}})
+        if self.streams is not None:
+            self.streams.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _on_trouble(self, why: str) -> None:
+        self.broker.set_trouble(why)
+
     async def start(self) -> None:
         try:
+            if self._state is not None:
+                self._state.restore(self.broker, self.loop.time())
             if self.streams is not None:
                 self.streams.start(self.broker, self.loop)
             for listener in self.config.listeners:
@@ -149,9 +196,9 @@ class Server:
                 log.info("listening", extra={"fields": {"url": self.urls[-1]}})
         except BaseException:
             await self._close_listeners()
-            if self.streams is not None:
-                self.streams.close()
+            self._close_stores()
             raise
+        self.broker.run_timers(self.loop.time())  # what was due while nobody served
         self._keep_house()
         # What is alive by now stays alive: the collector need not look at it again.
         gc.collect()
@@ -176,8 +223,8 @@ class Server:
             connection.abort()
         await self._wait_until_empty(1.0)
         close_access(self.broker.access)
-        if self.streams is not None:
-            self.streams.close()
+        self.broker.drain()
+        await self.loop.run_in_executor(None, self._close_stores)
         log.info("stopped")
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
@@ -289,6 +336,8 @@ class Server:
         now = self.loop.time()
         try:
             self.broker.housekeep(now)
+            if self._state is not None:
+                self._state.keep_house(self.broker, now)
             self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)
             if now >= self._remind_at and descriptors.are_spent():
                 self._remind_at = now + REMIND_S

@@ -17,8 +17,9 @@ from polybus.broker.limits import Limits
 from polybus.broker.services import ServiceRule
 from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.ops.listeners import DEFAULT_LISTENERS, Flags, Listener, read_listeners, with_flags
-from polybus.ops.streams import Http, Store, read_streams
+from polybus.ops.streams import Http, read_streams
 from polybus.ops.tables import Reader, check_readable, read_toml
+from polybus.store.state import Sync
 from polybus.store.streams.rule import StreamRule
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -33,13 +34,18 @@ ServiceStrategy: TypeAlias = Literal["first_free", "round_robin", "random", "fas
 
 class Server(msgspec.Struct, frozen=True):
     data_dir: Path | None = None
-    """Where durable state will be kept; until there is a durable store, nothing is written there."""
+    """Where durable state is kept (OP-01). None: nowhere, all is in memory."""
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
     log_file: Path | None = None
     """None: standard error."""
     event_file: Path | None = None
     """Every event of `broker.events`, as JSON lines, whatever the log level. None: nowhere."""
+
+
+class Store(msgspec.Struct, frozen=True):
+    sync: Sync = "normal"
+    """What an acknowledgement promises to survive: the end of the process, or of the power."""
 
 
 class Mqtt(msgspec.Struct, frozen=True):
@@ -127,6 +133,10 @@ class Overrides(Flags, frozen=True):
     """What the command line says; None: nothing."""
 
     data_dir: Path | None = None
+    default_data_dir: Path | None = None
+    """Where durable state is kept if nobody says so."""
+    memory: bool = False
+    """Nowhere, whatever the file says."""
     log_level: LogLevel | None = None
     log_format: LogFormat | None = None
     connections: int | None = None
@@ -136,6 +146,7 @@ class Overrides(Flags, frozen=True):
 class Config(msgspec.Struct, frozen=True):
     server: Server = Server()
     listeners: tuple[Listener, ...] = msgspec.field(default=DEFAULT_LISTENERS, name="listener")
+    store: Store = Store()
     limits: Limits = Limits()
     mqtt: Mqtt = Mqtt()
     tbus: Tbus = Tbus()
@@ -144,17 +155,12 @@ class Config(msgspec.Struct, frozen=True):
     auth: Auth = Auth()
     acl: tuple[AclRule, ...] = ()
     """The rules in force, from the configuration or from `auth.acl_file`."""
-    store: Store = Store()
     streams: tuple[StreamRule, ...] = msgspec.field(default=(), name="stream")
     http: Http = Http()
     source: Path | None = None
     """The file all this came from, for `reload`; not a key."""
     overrides: Overrides = Overrides()
     """The flags laid over it, for `reload`; not a key."""
-
-    @property
-    def data_folder(self) -> Path | None:
-        return self.store.folder or self.server.data_dir
 
     @property
     def serves_http(self) -> bool:
@@ -219,7 +225,6 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
 NEEDS_RESTART: Final = (
     "server.data_dir",
     "listener",
-    "store.folder",
     "store.sync",
     "stream",
     "http.enabled",
@@ -230,6 +235,7 @@ NEEDS_RESTART: Final = (
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "server": Server,
+    "store": Store,
     "listener": Listener,
     "limits": Limits,
     "mqtt": Mqtt,
@@ -238,7 +244,6 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "service": Service,
     "auth": Auth,
     "acl": AclRule,
-    "store": Store,
     "stream": StreamRule,
     "http": Http,
 }
@@ -259,21 +264,21 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
 
     server = _with_flags(_section(reader, document, "server", Server), overrides)
     limits = _limits_with_flags(_section(reader, document, "limits", Limits), overrides)
+    store = _section(reader, document, "store", Store)
     mqtt = _section(reader, document, "mqtt", Mqtt)
     tbus = _section(reader, document, "tbus", Tbus)
     requests = _section(reader, document, "requests", Requests)
     auth = _section(reader, document, "auth", Auth)
     listeners = read_listeners(reader, document.get("listener", []), _ELSEWHERE)
     services = _read_services(reader, document.get("service", []))
-    store = _section(reader, document, "store", Store)
     streams = read_streams(reader, document.get("stream", []), _ELSEWHERE)
     http = _section(reader, document, "http", Http)
     acl = _read_acl(reader, document.get("acl", []))
     if auth.acl_file and "acl" in document:
         reader.problem("auth.acl_file", "there are [[acl]] rules here too; keep the rules in one place")
     _check_server(reader, server, overrides)
-    if streams and not (store.folder or server.data_dir):
-        reader.problem("store.folder", 'is missing; streams need a folder to be kept in, such as "data"')
+    if streams and not server.data_dir:
+        reader.problem("server.data_dir", 'is missing; streams need a folder to be kept in, such as "data"')
     _check_limits(reader, limits)
     _check_mqtt(reader, mqtt)
     _check_tbus(reader, tbus)
@@ -285,6 +290,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
     return Config(
         server=server,
         listeners=with_flags(listeners or DEFAULT_LISTENERS, overrides),
+        store=store,
         limits=limits,
         mqtt=mqtt,
         tbus=tbus,
@@ -292,7 +298,6 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
         services=services,
         auth=auth,
         acl=acl,
-        store=store,
         streams=streams,
         http=http,
         source=path,
@@ -335,7 +340,10 @@ def _section(reader: Reader, document: Mapping[str, Any], key: str, struct: type
 def _with_flags(server: Server, flags: Overrides) -> Server:
     wanted = {"data_dir": flags.data_dir, "log_level": flags.log_level, "log_format": flags.log_format}
     given = {name: value for name, value in wanted.items() if value is not None}
-    return msgspec.structs.replace(server, **given)
+    server = msgspec.structs.replace(server, **given)
+    if flags.memory:
+        return msgspec.structs.replace(server, data_dir=None)
+    return msgspec.structs.replace(server, data_dir=server.data_dir or flags.default_data_dir)
 
 
 def _limits_with_flags(limits: Limits, flags: Overrides) -> Limits:

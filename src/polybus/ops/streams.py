@@ -1,22 +1,14 @@
-"""`[store]`, `[[stream]]` and `[http]`: what they may say."""
+"""`[[stream]]` and `[http]`: what they may say."""
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.ops.tables import Reader
 from polybus.store.streams.rule import NAME_PATTERN, StreamRule
-
-
-class Store(msgspec.Struct, frozen=True):
-    folder: Path | None = None
-    """Where durable state is kept. None: nowhere, all is in memory."""
-    sync: Literal["normal", "full"] = "normal"
-    """What an acknowledgement survives: `normal` the end of the process, `full` that of the machine too."""
 
 
 class Http(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final, Self
 
-from polybus.errors import PolybusError
+from polybus.errors import ConfigError, PolybusError
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -16,10 +16,14 @@ class StoreError(PolybusError):
     """What is stored cannot be used or kept. The text names the file or folder and the remedy."""
 
 
+class FolderError(StoreError, ConfigError):
+    """The data folder cannot be used, or another process has it."""
+
+
 class DataFolder:
     """Holds the folder from construction until `close`, or until the process ends in any way.
 
-    Raises StoreError if it cannot be used, or if another process has it.
+    Raises FolderError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,8 +32,9 @@ class DataFolder:
             path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
-            raise StoreError(
-                f"data folder {path} cannot be used: {error.strerror}; choose another, or mend it"
+            raise FolderError(
+                f"cannot use the data folder {path}: {error.strerror};"
+                " choose another (--data-dir), or serve without one (--memory)"
             ) from error
         try:
             # The kernel lets go of it however the process ends, so a lock cannot outlive its broker.
@@ -37,9 +42,10 @@ class DataFolder:
         except OSError as error:
             holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             os.close(self._lock)
-            by = f"process {holder}" if holder.isdigit() else "another process"
-            raise StoreError(
-                f"data folder {path} is in use by {by}; stop it, or choose another folder"
+            by = f"process {holder}" if holder.isdigit() else "of unknown number"
+            raise FolderError(
+                f"the data folder {path} is in use by another broker ({by});"
+                " stop it, or choose another folder (--data-dir)"
             ) from error
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
             os.ftruncate(self._lock, 0)

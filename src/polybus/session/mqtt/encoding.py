@@ -20,6 +20,7 @@ class Mqtt311Encoding:
     """3.1 and 3.1.1: nothing but topic and payload."""
 
     shared = True
+    name = "mqtt-3.1.1"
 
     def frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
         message = delivery.message
@@ -37,6 +38,7 @@ class Mqtt5Encoding:
     """5.0 with the properties of the message and of the subscription."""
 
     shared = True
+    name = "mqtt-5.0"
 
     def frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
         tail = _encode_properties(delivery, now) + delivery.message.payload
@@ -57,6 +59,7 @@ class PrivateEncoding:
     """
 
     shared = False
+    name = ""
 
     def __init__(self, link: Congestible, max_aliases: int, max_packet_size: int | None) -> None:
         self._link = link

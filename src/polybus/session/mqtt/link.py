@@ -17,6 +17,7 @@ from polybus.broker.events import emit
 from polybus.broker.links import EndCause, Port
 from polybus.broker.message import Delivery, Message
 from polybus.broker.request import Request
+from polybus.broker.requests import NOT_STORED
 from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import STREAMS, Route
 from polybus.broker.topics import InvalidTopic, parse_filter
@@ -283,18 +284,33 @@ class MqttLink(MqttReader):
         if packet.qos:
             self._check_quota(session)
         try:
+            if packet.qos and self.broker.ledger.trouble:
+                self._check_store(packet, route, session)
             self._publish(packet, route, session)
         except Unwelcome as error:
             self._refuse_publish(packet, error)
             return
         if packet.qos == 1:
             self.unacknowledged += 1
-            self._acknowledge(PubAck(packet.packet_id))
+            is_promise = not self.broker.ledger.trouble  # else it would not have been taken
+            self.broker.hold(self, self._frame(PubAck(packet.packet_id)), is_promise=is_promise)
         elif packet.qos == 2:
             if session.received is None:
                 session.received = set()
             session.received.add(packet.packet_id)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
             self._acknowledge(PubRec(packet.packet_id))
+
+    def _check_store(self, packet: Publish, route: Route, session: Session) -> None:
+        """Nothing can be written down: what would have to be is refused (OP-01). Raises Unwelcome."""
+        plan = self.broker.subscriptions.plan(route)
+        is_remembered = packet.qos == 2 and session.kept
+        if not (is_remembered or packet.retain or plan.keeps(packet.qos)):
+            return
+        if self.version != V5:
+            raise PeerError(ReasonCode.QUOTA_EXCEEDED, NOT_STORED, "OP-01")
+        raise Unwelcome(ReasonCode.QUOTA_EXCEEDED, NOT_STORED)
 
     def _publish(self, packet: Publish, route: Route, session: Session) -> None:
         """Raises Unwelcome for what is not published, but costs nobody the connection."""
@@ -382,17 +398,21 @@ class MqttLink(MqttReader):
             code = error.reason_code
             if error.text and self._says_why:
                 properties = Properties(reason_string=error.text)
+        refusal: PubAck | PubRec
         if packet.qos == 1:
             self.unacknowledged += 1
-            self._acknowledge(PubAck(packet.packet_id, code, properties))
+            refusal = PubAck(packet.packet_id, code, properties)
         else:
-            self._acknowledge(PubRec(packet.packet_id, code, properties))
+            refusal = PubRec(packet.packet_id, code, properties)
+        self.broker.hold(self, self._frame(refusal), is_promise=False)
 
     def _on_pubrel(self, packet: PubRel, session: Session) -> None:
         known = session.received is not None and packet.packet_id in session.received
         if known:
             assert session.received is not None
             session.received.discard(packet.packet_id)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
         code = ReasonCode.SUCCESS if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         self._acknowledge(PubComp(packet.packet_id, code))
 
@@ -401,7 +421,7 @@ class MqttLink(MqttReader):
         if packet.reason_code >= 0x80:
             dispatcher.refuse(session, packet.packet_id)
         elif dispatcher.receive(session, packet.packet_id):
-            self._reply(PubRel(packet.packet_id))
+            self._release(session, encode(PubRel(packet.packet_id), self.version))
         else:
             self._reply(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
@@ -481,10 +501,14 @@ class MqttLink(MqttReader):
         codes = [self._subscribe(session, request, identifier, serves, reasons) for request in packet.requests]
         if self.version != V5:
             codes = [code if code < 0x80 else SUBACK_FAILURE_V311 for code in codes]
-        properties = (
-            Properties(reason_string="; ".join(reasons)) if reasons and self._says_why else NO_PROPERTIES
-        )
-        self._acknowledge(SubAck(packet.packet_id, tuple(codes), properties))
+        is_promise = any(code < 0x80 for code in codes)
+        if session.kept and self.broker.ledger.trouble and ReasonCode.QUOTA_EXCEEDED in codes:
+            reasons.append(NOT_STORED)
+        properties = NO_PROPERTIES
+        if reasons and self._says_why:
+            properties = Properties(reason_string="; ".join(reasons))
+        frame = self._frame(SubAck(packet.packet_id, tuple(codes), properties))
+        self.broker.hold(self, frame, is_promise=is_promise)
 
     def _subscribe(
         self, session: Session, request: SubscriptionRequest, identifier: int, serves: int, reasons: list[str]
@@ -506,6 +530,8 @@ class MqttLink(MqttReader):
             or broker.dispatcher.over_budget
         ):
             return self._no_subscription(topic_filter, ReasonCode.QUOTA_EXCEEDED, "no room for more")
+        if session.kept and broker.ledger.trouble:
+            return self._no_subscription(topic_filter, ReasonCode.QUOTA_EXCEEDED, NOT_STORED)
         subscription = Subscription(
             path, group, request.qos, request.no_local, request.retain_as_published, identifier, serves
         )

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from polybus.broker.broker import Broker
 from polybus.broker.links import Port
 from polybus.broker.message import Run
+from polybus.broker.sessions import Session
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
@@ -143,6 +144,8 @@ class MqttReader(StreamLink):
         broker = self.broker
         first_byte = data[pos]
         is_tracked = first_byte != PUBLISH_QOS_0
+        if is_tracked and broker.ledger.trouble:
+            return -end  # each has to be looked at
         has_properties = self.version == V5
         if is_tracked:
             end = min(end, pos + TRACKED_RUN_BYTES)
@@ -270,6 +273,8 @@ class MqttReader(StreamLink):
             if not received.isdisjoint(packet_ids) or len(set(packet_ids)) != count:
                 return None
             received.update(packet_ids)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
         return bytes(reply)
 
     def _acknowledge_run(self, first_byte: int, data: bytes, pos: int, end: int) -> int:
@@ -300,14 +305,24 @@ class MqttReader(StreamLink):
         elif first_byte == PUBREC:
             if not dispatcher.receive_all(session, packet_ids):
                 return -stop
-            self.reply(_with_first_bytes(PUBREL, data[pos:stop], count))
+            self._release(session, _with_first_bytes(PUBREL, data[pos:stop], count))
         else:
             received = session.received
             if received is None or not received.issuperset(packet_ids) or len(set(packet_ids)) != count:
                 return -stop
             received.difference_update(packet_ids)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
             self.broker.hold(self, _with_first_bytes(PUBCOMP, data[pos:stop], count))
         return stop
+
+    def _release(self, session: Session, pubrels: bytes) -> None:
+        """A kept session's release must not leave before it is safe that the message was received: after a
+        crash it would be sent a second time."""
+        if session.kept:
+            self.broker.hold(self, pubrels)
+        else:
+            self.reply(pubrels)
 
     def _new_route(self, name: bytes) -> Route | None:
         """None: not for the cache; the codec will say why."""
@@ -326,6 +341,8 @@ class MqttReader(StreamLink):
                 if block[0] == PUBREC:
                     at = range(2, len(block), 4) if block[1] == 2 else (2,)
                     session.received.difference_update(block[i] << 8 | block[i + 1] for i in at)
+            if session.kept:
+                self.broker.ledger.received_changed(session)
         super().withhold(acknowledgements, why)
 
     def released(self, acknowledgements: list[bytes]) -> None:

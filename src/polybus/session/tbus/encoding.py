@@ -12,6 +12,7 @@ class TbusEncoding:
     """Topic, priority and payload; nothing else of a message crosses to TBus."""
 
     shared = True
+    name = ""
 
     def frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
         message = delivery.message

@@ -1,0 +1,70 @@
+"""Durable state as a server uses it: the state file in its folder, and the thread that writes it."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from polybus.broker.broker import Broker
+from polybus.broker.journal import Journal
+from polybus.broker.ledger import Ledger
+from polybus.broker.restore import Restored, restore
+from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
+from polybus.store.folder import DataFolder
+from polybus.store.state import STATE_FILE, StateFile, Sync
+from polybus.store.writer import StateWriter
+
+log = logging.getLogger("polybus.store")
+
+ENCODINGS: Final = {encoding.name: encoding for encoding in (MQTT_311, MQTT_5)}
+
+
+class DurableState:
+    """Raises ConfigError if the file in the folder cannot be used."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        sync: Sync,
+        call: Callable[[Callable[[], None]], object],
+        *,
+        now: float,
+        before: Journal | None = None,
+        on_trouble: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """`call` brings a function to the event loop's thread; `now` is the loop's time; `before` is a journal
+        that must have everything before this one has."""
+        self._file = StateFile(folder.path / STATE_FILE, sync)
+        self.ledger = Ledger(is_durable=True)
+        self.journal = StateWriter(self._file, self.ledger, call, before=before, on_trouble=on_trouble)
+        self._set_clock(now)
+
+    def restore(self, broker: Broker, now: float) -> Restored:
+        began = time.monotonic()
+        image = self._file.begin(time.time())
+        restored = restore(broker, image, ENCODINGS, now=now, progress=_tell_progress)
+        if any(msgspec.structs.astuple(restored)):
+            fields = msgspec.structs.asdict(restored) | {"took_s": round(time.monotonic() - began, 3)}
+            log.info("state restored", extra={"fields": fields})
+        return restored
+
+    def keep_house(self, broker: Broker, now: float) -> None:
+        """Once a second or so."""
+        self._set_clock(now)
+        if broker.registry.kept_connected:
+            self.ledger.stamp(now)
+            broker.stir()
+
+    def _set_clock(self, now: float) -> None:
+        """The wall clock may be set while we run."""
+        self.ledger.offset = time.time() - now
+
+    def close(self) -> None:
+        """Write what is left. Blocks."""
+        self.journal.close()
+
+
+def _tell_progress(messages: int) -> None:
+    log.info("restoring state", extra={"fields": {"messages": messages}})

@@ -1,0 +1,130 @@
+"""The durable journal: takes what changed from the ledger and writes it, in a thread of its own.
+
+One batch is written at a time. What changes meanwhile gathers in the ledger, where much of it cancels out,
+and becomes the next batch: so the slower the disk, the larger the groups. A batch that cannot be written is
+tried again until it can; `on_trouble` is told why, and with an empty text when it is over.
+
+Where messages are logged too, their logs come first: a batch may say that a QoS 2 message was received, and
+what was received is not taken a second time. So it must be in its log by then.
+"""
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from polybus.broker.journal import Journal, MemoryJournal
+from polybus.broker.ledger import Batch, Ledger
+from polybus.store.state import StateFile
+
+log = logging.getLogger("polybus.store")
+
+RETRY_S: Final = 1.0
+REMIND_S: Final = 60.0
+"""Between two log lines about the same lasting trouble."""
+
+
+class StateWriter:
+    """A `Journal`. All but the thread itself happens on the event loop's thread, to which `call` brings."""
+
+    def __init__(
+        self,
+        file: StateFile,
+        ledger: Ledger,
+        call: Callable[[Callable[[], None]], object],
+        *,
+        before: Journal | None = None,
+        on_trouble: Callable[[str], None] = lambda why: None,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._file = file
+        self._ledger = ledger
+        self._call = call
+        self._before = before or MemoryJournal()
+        self._on_trouble = on_trouble
+        self._retry_s = retry_s
+        self._trouble = ""
+        self._remind_at = 0.0
+        self._is_writing = False
+        self._being_written: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []
+        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._is_closing = threading.Event()
+        self._unwritten: Batch | None = None
+        self._thread = threading.Thread(target=self._run, name="polybus-state", daemon=True)
+        self._thread.start()
+
+    def commit(self, done: Callable[[], None]) -> None:
+        if not self._ledger.is_dirty:
+            self._before.commit(
+                done
+            )  # if its link waits for a batch that is being written, so does what was held
+            return
+        self._waiting.append(done)
+        if self._is_writing:
+            return
+        waiting, self._waiting = self._waiting, []
+        batch = self._ledger.take()
+        if batch.is_empty():  # all of it cancelled out
+            for each in waiting:
+                self._before.commit(each)
+            return
+        self._being_written = waiting
+        self._is_writing = True
+        self._before.commit(lambda: self._batches.put(batch))
+
+    def close(self) -> None:
+        """Write the rest, and end. Blocks. Raises sqlite3.Error if the disk does not take it."""
+        self._is_closing.set()
+        self._batches.put(None)
+        self._thread.join()
+        try:
+            if self._unwritten is not None:
+                self._file.apply(self._unwritten)
+            self._file.apply(self._ledger.take())
+        finally:
+            self._file.close()
+
+    # -- the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            while not self._is_written(batch):
+                if self._is_closing.wait(self._retry_s):
+                    self._unwritten = batch
+                    return
+            self._call(self._written)
+
+    def _is_written(self, batch: Batch) -> bool:
+        try:
+            self._file.apply(batch)
+        except sqlite3.Error as error:
+            self._call(partial(self._failed, str(error)))
+            return False
+        return True
+
+    # -- back on the loop -----------------------------------------------------------------------------
+
+    def _written(self) -> None:
+        self._is_writing = False
+        if self._trouble:
+            self._trouble = ""
+            log.error("durable state can be written again")
+            self._on_trouble("")
+        done, self._being_written = self._being_written, []
+        for each in done:
+            each()
+
+    def _failed(self, why: str) -> None:
+        now = time.monotonic()
+        if not self._trouble or now >= self._remind_at:
+            self._remind_at = now + REMIND_S
+            fields = {"file": str(self._file.path), "error": why}
+            log.error("durable state cannot be written, new durable work is refused", extra={"fields": fields})
+        if self._trouble != why:
+            self._trouble = why
+            self._on_trouble(why)
