@@ -1,0 +1,248 @@
+"""One run: everyone at work, the broker killed again and again, then peace, and the books compared."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polybus.wire.mqtt.packets import V5, V311
+from tests.e2e.crash.books import Audience, Stream
+from tests.e2e.crash.brokers import BrokerProcess, broker_in
+from tests.e2e.crash.moments import LATEST_S, Countdown, Moment, choose
+from tests.e2e.crash.mqtt import MqttClient
+from tests.e2e.crash.paho_pair import PahoPair
+from tests.e2e.crash.requests import Requester, Service
+from tests.e2e.crash.roles import WAITING, Auditor, Collector, Keeper, Publisher, Subscriber, Wanderer
+from tests.e2e.crash.tbus import TbusRequester, TbusService
+from tests.e2e.crash.verdict import Verdict, compare
+from tests.e2e.crash.world import POLL_S, World, eventually
+
+QUIET_S = 6.0
+"""When nothing has come for so long, what is missing is lost."""
+SHARED = "$share/team/crash/#"
+RETAINED_TOPICS = [f"kept/{number}" for number in range(12)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    broker: str = "polybus"
+    rounds: int = 30
+    seed: int = 1
+    sync: str = "normal"
+
+
+@dataclass
+class Outcome:
+    plan: Plan
+    verdict: Verdict
+    kills: int
+    log: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.plan.broker}, killed {self.kills} times, seed {self.plan.seed}"
+
+    def explain(self) -> str:
+        """All there is to say about a failure."""
+        faults = "\n".join(f"  {fault}" for fault in self.verdict.faults()[:40])
+        return f"{self.title}\n{self.verdict.text()}\n{faults}\n{self.log[-3000:]}"
+
+
+class Stage:
+    """Everyone who takes part, and their tasks."""
+
+    def __init__(self, world: World, broker: BrokerProcess) -> None:
+        self.world = world
+        self.broker = broker
+        self.clients: list[MqttClient] = []
+        self.workers: list[asyncio.Task[None]] = []
+        """They end by themselves when the run is drained."""
+        self._connections: list[asyncio.Task[None]] = []
+        self.publishers: list[Publisher] = []
+        self.streams: list[Stream] = []
+        self.paho: PahoPair | None = None
+        self.tbus: TbusRequester | None = None
+
+    def client(self, name: str, version: int = V5, *, is_kept: bool = True) -> MqttClient:
+        client = MqttClient(self.world, name, version, is_kept=is_kept)
+        self.clients.append(client)
+        self.connect(client.run())
+        return client
+
+    def connect(self, connection: Coroutine[Any, Any, None]) -> None:
+        self._connections.append(asyncio.create_task(connection))
+
+    def work(self, work: Coroutine[Any, Any, None]) -> None:
+        self.workers.append(asyncio.create_task(work))
+
+    def check(self) -> None:
+        """An error of ours is not the broker's."""
+        for task in (*self.workers, *self._connections):
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def close(self) -> None:
+        if self.paho is not None:
+            await asyncio.to_thread(self.paho.close)
+        for task in (*self.workers, *self._connections):
+            task.cancel()
+        for task in (*self.workers, *self._connections):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def set_up(self) -> None:
+        """Those who are to get everything are there before anything is sent."""
+        versions = {"a": V5, "b": V311, "c": V5}
+        for name, version in versions.items():
+            streams = [Stream(f"crash/{name}/{qos}", qos) for qos in (1, 2)]
+            self.publishers.append(Publisher(self.client(f"pub-{name}", version), streams))
+            self.streams += streams
+        await self._subscribers()
+        await self._keepers()
+        if self.broker.is_polybus:
+            await self._waiting()
+            await self._requests()
+        self.paho = PahoPair(self.world)
+        await self.paho.begin()
+        for publisher in self.publishers:
+            self.work(publisher.publish_on())
+        self.work(self._paho_publishes())
+
+    async def _subscribers(self) -> None:
+        admit = self.world.books.admit
+        everything = [
+            ("steady", V5, 2),
+            ("steady-311", V311, 2),
+            ("at-qos-1", V5, 1),
+            ("restless", V311, 2),
+        ]
+        for name, version, qos in everything:
+            subscriber = Subscriber(self.client(name, version), admit(Audience(name, qos)))
+            await subscriber.begin("crash/+/+", self.streams)
+            if name == "restless":
+                self.work(subscriber.come_and_go())
+        team = admit(Audience("team", 1, is_ordered=False))
+        for name in ("team-1", "team-2"):
+            await Subscriber(self.client(name), team).begin(SHARED, self.streams)
+        wanderer = Wanderer(self.client("wanderer"), admit(Audience("wanderer", 2)))
+        self.work(wanderer.wander(self.streams))
+
+    async def _keepers(self) -> None:
+        self.work(Keeper(self.client("keeper"), RETAINED_TOPICS).keep())
+        self.work(Auditor(self.world, "kept/+").audit_on())
+
+    async def _waiting(self) -> None:
+        stream = Stream("later/1", 1, kind="stored messages")
+        self.publishers.append(Publisher(self.client("pub-later"), [stream], WAITING))
+        audience = self.world.books.admit(Audience("collector", 1, is_ordered=False))
+        self.work(Collector(self.client("collector"), audience).collect("later/#", stream))
+
+    async def _requests(self) -> None:
+        await Service(self.client("service-kept")).begin("ask/+")
+        await Service(self.client("service-clean", is_kept=False)).begin("ask/+")
+        self.connect(TbusService(self.world, "service-tbus", "ask/+").run())
+        for qos in (1, 2):
+            requester = Requester(self.client(f"asker-{qos}"), f"ask/{qos}", qos)
+            await requester.begin()
+            self.work(requester.ask_on(window=20, pause_s=0.04))
+        self.tbus = TbusRequester(self.world, "asker-tbus", "ask/tbus")
+        self.connect(self.tbus.run())
+        self.work(self.tbus.ask_on(window=20, pause_s=0.04))
+
+    async def _paho_publishes(self) -> None:
+        assert self.paho is not None
+        while not self.world.is_draining:
+            self.paho.publish(self.world.dice.choice(self.paho.streams))
+            await asyncio.sleep(self.world.pause_s(0.04))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def is_settled(self) -> bool:
+        self.check()
+        assert self.paho is not None
+        return (
+            all(task.done() for task in self.workers)
+            and all(not client.session.outgoing for client in self.clients)
+            and (self.tbus is None or not self.tbus.unfinished)
+            and self.paho.is_done
+            and self.world.books.is_settled()
+        )
+
+    async def drain(self) -> None:
+        books = self.world.books
+        self.world.is_draining = True
+        await eventually(self.is_settled, QUIET_S, lambda: books.entries)
+        # What is still queued behind all that, repetitions above all, comes before one more message.
+        for publisher in self.publishers:
+            for stream in publisher.streams:
+                publisher.publish(stream)
+        assert self.paho is not None
+        for stream in self.paho.streams:
+            self.paho.publish(stream)
+        await eventually(self.is_settled, QUIET_S, lambda: books.entries)
+        for client in self.clients:
+            await client.ping()
+        await Auditor(self.world, "kept/+").audit()
+
+
+async def strike(broker: BrokerProcess, world: World, moment: Moment) -> None:
+    """Kill it at that moment of its life, which has just begun."""
+    loop = asyncio.get_running_loop()
+    let_in = asyncio.Event()
+    killed = asyncio.Event()
+    countdown = Countdown(moment)
+
+    def watch(event: str) -> None:
+        if event == "connack":
+            let_in.set()
+        if countdown.is_reached(event):
+            broker.kill()
+            killed.set()
+
+    world.on_event = watch
+    if moment.when == "starting":
+        await asyncio.sleep(moment.delay_s)
+    else:
+        deadline = loop.time() + 60
+        while not let_in.is_set():
+            broker.check_alive()
+            assert loop.time() < deadline, f"nobody is let in after 60 s: {broker.log[-2000:]}"
+            await asyncio.sleep(POLL_S)
+        if moment.when == "running":
+            await asyncio.sleep(moment.delay_s)
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(killed.wait(), LATEST_S)
+    world.on_event = lambda event: None
+    broker.kill()
+    broker.bury()
+
+
+async def perform(plan: Plan, folder: Path, on_kill: Callable[[Moment], None]) -> Outcome:
+    dice = random.Random(plan.seed)
+    with broker_in(folder, plan.broker, plan.sync) as broker:
+        world = World(broker.setting.mqtt_port, broker.setting.tbus_port, random.Random(plan.seed + 1))
+        stage = Stage(world, broker)
+        broker.start()
+        try:
+            await asyncio.wait_for(stage.set_up(), 30)
+            for _ in range(plan.rounds):
+                moment = choose(dice)
+                await strike(broker, world, moment)
+                stage.check()
+                on_kill(moment)
+                broker.start()
+            await asyncio.to_thread(broker.await_listener, 60.0)
+            await stage.drain()
+            broker.check_alive()
+        finally:
+            await stage.close()
+        world.books.strange += broker.complaints()
+        return Outcome(plan, compare(world.books), broker.kills, broker.log)
+
+
+def run(plan: Plan, folder: Path, on_kill: Callable[[Moment], None] = lambda moment: None) -> Outcome:
+    return asyncio.run(perform(plan, folder, on_kill))
