@@ -26,7 +26,7 @@ from polybus.wire.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from tests.e2e.crash.session import Accepted, Arrived, ClientSession, Strange
+from tests.e2e.crash.session import Accepted, Arrived, ClientSession, Completed, Strange
 from tests.e2e.crash.world import POLL_S, RETRY_S, World, until
 
 READ_BYTES = 1 << 18
@@ -57,6 +57,8 @@ class MqttClient:
         self.session = ClientSession(version)
         self.on_arrival: Callable[[Publish], None] = lambda message: None
         self.on_accepted: Callable[[Accepted], None] = lambda accepted: None
+        self.on_progress: Callable[[], None] = lambda: None
+        """After anything was acknowledged."""
         self.is_kept = is_kept
         self.is_connected = False
         self.is_away = False
@@ -206,6 +208,8 @@ class MqttClient:
                     self.on_accepted(event)
                 case Strange(what):
                     self.world.books.strange.append(f"{self.client_id}: {what}")
+            if isinstance(event, Accepted | Completed):
+                self.on_progress()
 
     def _reply(self, packets: list[Packet]) -> None:
         """Now or a little later, but always in order [MQTT-4.6.0-2]."""

@@ -69,7 +69,10 @@ class Service:
     def __init__(self, client: MqttClient) -> None:
         self.client = client
         self.world = client.world
+        self.taken: set[bytes] = set()
+        """Answers that the broker acknowledged, by what they answer."""
         client.on_arrival = self._given
+        client.on_accepted = self._accepted
 
     async def begin(self, topic_filter: str, concurrency: int = 4) -> None:
         offer = Properties(user_properties=(("polybus-service", str(concurrency)),))
@@ -86,5 +89,9 @@ class Service:
         assert request.properties.response_topic is not None
         properties = Properties(correlation_data=request.properties.correlation_data)
         answer = Publish(request.properties.response_topic, b"did " + request.payload, 1, properties=properties)
-        # Whether the broker takes it is its affair: the request may be someone else's by now.
-        self.client.publish(answer, "an answer")
+        self.client.publish(answer, properties.correlation_data)
+
+    def _accepted(self, accepted: Accepted) -> None:
+        # It may refuse: after a crash the request may be someone else's, and its end is not ours to judge.
+        if not accepted.is_refused:
+            self.taken.add(accepted.token)  # type: ignore[arg-type]

@@ -3,25 +3,21 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polybus.wire.mqtt.packets import V5, V311
 from tests.e2e.crash.books import Audience, Stream
 from tests.e2e.crash.brokers import BrokerProcess, broker_in
+from tests.e2e.crash.cast import QUIET_S, Cast, Outcome, outcome_of
 from tests.e2e.crash.moments import LATEST_S, Countdown, Moment, choose
-from tests.e2e.crash.mqtt import MqttClient
 from tests.e2e.crash.paho_pair import PahoPair
 from tests.e2e.crash.requests import Requester, Service
 from tests.e2e.crash.roles import WAITING, Auditor, Collector, Keeper, Publisher, Subscriber, Wanderer
 from tests.e2e.crash.tbus import TbusRequester, TbusService
-from tests.e2e.crash.verdict import Verdict, compare
-from tests.e2e.crash.world import POLL_S, World, eventually
+from tests.e2e.crash.world import POLL_S, World
 
-QUIET_S = 6.0
-"""When nothing has come for so long, what is missing is lost."""
 SHARED = "$share/team/crash/#"
 RETAINED_TOPICS = [f"kept/{number}" for number in range(12)]
 
@@ -32,66 +28,25 @@ class Plan:
     rounds: int = 30
     seed: int = 1
     sync: str = "normal"
+    quiet_s: float = QUIET_S
 
 
-@dataclass
-class Outcome:
-    plan: Plan
-    verdict: Verdict
-    kills: int
-    log: str
+class Stage(Cast):
+    """Everyone who takes part in a random run."""
 
-    @property
-    def title(self) -> str:
-        return f"{self.plan.broker}, killed {self.kills} times, seed {self.plan.seed}"
-
-    def explain(self) -> str:
-        """All there is to say about a failure."""
-        faults = "\n".join(f"  {fault}" for fault in self.verdict.faults()[:40])
-        return f"{self.title}\n{self.verdict.text()}\n{faults}\n{self.log[-3000:]}"
-
-
-class Stage:
-    """Everyone who takes part, and their tasks."""
-
-    def __init__(self, world: World, broker: BrokerProcess) -> None:
-        self.world = world
+    def __init__(self, world: World, broker: BrokerProcess, quiet_s: float) -> None:
+        super().__init__(world)
         self.broker = broker
-        self.clients: list[MqttClient] = []
-        self.workers: list[asyncio.Task[None]] = []
-        """They end by themselves when the run is drained."""
-        self._connections: list[asyncio.Task[None]] = []
+        self.quiet_s = quiet_s
         self.publishers: list[Publisher] = []
         self.streams: list[Stream] = []
         self.paho: PahoPair | None = None
         self.tbus: TbusRequester | None = None
 
-    def client(self, name: str, version: int = V5, *, is_kept: bool = True) -> MqttClient:
-        client = MqttClient(self.world, name, version, is_kept=is_kept)
-        self.clients.append(client)
-        self.connect(client.run())
-        return client
-
-    def connect(self, connection: Coroutine[Any, Any, None]) -> None:
-        self._connections.append(asyncio.create_task(connection))
-
-    def work(self, work: Coroutine[Any, Any, None]) -> None:
-        self.workers.append(asyncio.create_task(work))
-
-    def check(self) -> None:
-        """An error of ours is not the broker's."""
-        for task in (*self.workers, *self._connections):
-            if task.done() and not task.cancelled():
-                task.result()
-
     async def close(self) -> None:
         if self.paho is not None:
             await asyncio.to_thread(self.paho.close)
-        for task in (*self.workers, *self._connections):
-            task.cancel()
-        for task in (*self.workers, *self._connections):
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await super().close()
 
     async def set_up(self) -> None:
         """Those who are to get everything are there before anything is sent."""
@@ -161,20 +116,12 @@ class Stage:
     # -- the end --------------------------------------------------------------------------------
 
     def is_settled(self) -> bool:
-        self.check()
         assert self.paho is not None
-        return (
-            all(task.done() for task in self.workers)
-            and all(not client.session.outgoing for client in self.clients)
-            and (self.tbus is None or not self.tbus.unfinished)
-            and self.paho.is_done
-            and self.world.books.is_settled()
-        )
+        return super().is_settled() and (self.tbus is None or not self.tbus.unfinished) and self.paho.is_done
 
     async def drain(self) -> None:
-        books = self.world.books
         self.world.is_draining = True
-        await eventually(self.is_settled, QUIET_S, lambda: books.entries)
+        await self.settle(self.quiet_s)
         # What is still queued behind all that, repetitions above all, comes before one more message.
         for publisher in self.publishers:
             for stream in publisher.streams:
@@ -182,9 +129,7 @@ class Stage:
         assert self.paho is not None
         for stream in self.paho.streams:
             self.paho.publish(stream)
-        await eventually(self.is_settled, QUIET_S, lambda: books.entries)
-        for client in self.clients:
-            await client.ping()
+        await self.settle(self.quiet_s)
         await Auditor(self.world, "kept/+").audit()
 
 
@@ -225,7 +170,7 @@ async def perform(plan: Plan, folder: Path, on_kill: Callable[[Moment], None]) -
     dice = random.Random(plan.seed)
     with broker_in(folder, plan.broker, plan.sync) as broker:
         world = World(broker.setting.mqtt_port, broker.setting.tbus_port, random.Random(plan.seed + 1))
-        stage = Stage(world, broker)
+        stage = Stage(world, broker, plan.quiet_s)
         broker.start()
         try:
             await asyncio.wait_for(stage.set_up(), 30)
@@ -240,8 +185,7 @@ async def perform(plan: Plan, folder: Path, on_kill: Callable[[Moment], None]) -
             broker.check_alive()
         finally:
             await stage.close()
-        world.books.strange += broker.complaints()
-        return Outcome(plan, compare(world.books), broker.kills, broker.log)
+        return outcome_of(f"{plan.broker}, killed {broker.kills} times, seed {plan.seed}", broker, world)
 
 
 def run(plan: Plan, folder: Path, on_kill: Callable[[Moment], None] = lambda moment: None) -> Outcome:

@@ -15,12 +15,14 @@ from polybus.wire.tbus.packets import (
     ConnectReason,
     Disconnect,
     Packet,
+    PingReq,
+    PingResp,
     Publish,
     ReqAck,
     SubAck,
     Subscribe,
 )
-from tests.e2e.crash.world import POLL_S, RETRY_S, World
+from tests.e2e.crash.world import POLL_S, RETRY_S, World, until
 
 READ_BYTES = 65_536
 LARGEST = 1 << 28
@@ -39,6 +41,7 @@ class TbusClient:
         self.client_id = client_id
         self.is_connected = False
         self.is_away = False
+        self._pongs = 0
         self._writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
@@ -53,6 +56,12 @@ class TbusClient:
         if self.is_connected:
             assert self._writer is not None
             self._writer.write(encode(packet))
+
+    async def ping(self) -> None:
+        """Until the broker has read all that was sent before."""
+        expected = self._pongs + 1
+        self.send(PingReq())
+        await until(lambda: self._pongs >= expected)
 
     def drop(self) -> None:
         if self._writer is not None:
@@ -95,6 +104,8 @@ class TbusClient:
                     f"{self.client_id}: {type(packet).__name__} {reason} {packet.reason_string}"
                 )
                 raise Gone
+            case PingResp():
+                self._pongs += 1
             case _:
                 self.received(packet)
 

@@ -1,6 +1,6 @@
 """The comparison of the books, and the table of it. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,19 +24,27 @@ class Row:
     duplicated: int = 0
     wrong: int = 0
     """Out of order, never sent, not wanted any more, or an end that cannot be."""
-    faults: list[str] = field(default_factory=list)
+    blamed: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """What is wrong -> with which."""
 
     @property
     def is_good(self) -> bool:
         return not self.lost and not self.wrong and (self.may_repeat or not self.duplicated)
 
-    def blame(self, what: str, numbers: Iterable[object]) -> int:
-        """Say it in words, with the first few; returns how many there are."""
-        found = [str(number) for number in numbers]
+    def blame(self, what: str, which: Iterable[object]) -> int:
+        """Note it for `faults`; returns how many there are."""
+        found = [str(one) for one in which]
         if found:
-            more = f" and {len(found) - EXAMPLES} more" if len(found) > EXAMPLES else ""
-            self.faults.append(f"{self.kind}, {what}: {', '.join(found[:EXAMPLES])}{more}")
+            self.blamed[what] += found
         return len(found)
+
+    def faults(self) -> list[str]:
+        """In words, with the first few of each."""
+        lines = []
+        for what, which in self.blamed.items():
+            more = f" and {len(which) - EXAMPLES} more" if len(which) > EXAMPLES else ""
+            lines.append(f"{self.kind}, {what}: {', '.join(which[:EXAMPLES])}{more}")
+        return lines
 
 
 @dataclass
@@ -57,7 +65,7 @@ class Verdict:
 
     def faults(self) -> list[str]:
         found = []
-        for faults in (self.strange, *(row.faults for row in self.rows if not row.is_good)):
+        for faults in (self.strange, *(row.faults() for row in self.rows if not row.is_good)):
             found += faults[:FAULTS_SHOWN]
             if len(faults) > FAULTS_SHOWN:
                 found.append(f"and {len(faults) - FAULTS_SHOWN} more of this kind")
@@ -159,20 +167,14 @@ def disordered(arrived: list[int]) -> list[int]:
 def judge_sighting(row: Row, sighting: Sighting) -> None:
     """The last acknowledged value, or a newer one that was under way."""
     row.acknowledged += 1
-    last = len(sighting.is_deletion)
-    if sighting.seen is None:
-        may_be_none = sighting.acknowledged == 0 or any(
-            sighting.is_deletion[max(sighting.acknowledged - 1, 0) :]
-        )
-        if not may_be_none:
-            row.lost += row.blame(
-                f"{sighting.topic} has no value", [f"{sighting.acknowledged} was acknowledged"]
-            )
-    elif sighting.seen > last or sighting.seen < 1 or sighting.is_deletion[sighting.seen - 1]:
-        row.wrong += row.blame(f"{sighting.topic} has a value that it was never given", [sighting.seen])
-    elif sighting.seen < sighting.acknowledged:
-        older = f"{sighting.seen}, though {sighting.acknowledged} was acknowledged"
-        row.lost += row.blame(f"{sighting.topic} has an older value", [older])
+    sent, acknowledged, seen = sighting.is_deletion, sighting.acknowledged, sighting.seen
+    if seen is None:
+        if acknowledged and not any(sent[acknowledged - 1 :]):
+            row.lost += row.blame("none, though acknowledged", [f"{sighting.topic} {acknowledged}"])
+    elif not 1 <= seen <= len(sent) or sent[seen - 1]:
+        row.wrong += row.blame("never given", [f"{sighting.topic} {seen}"])
+    elif seen < acknowledged:
+        row.lost += row.blame("older than acknowledged", [f"{sighting.topic} {seen} < {acknowledged}"])
 
 
 def judge_request(row: Row, key: str, request: Request) -> None:
@@ -186,6 +188,6 @@ def judge_request(row: Row, key: str, request: Request) -> None:
         row.blame("told more than once", [key])
     different = set(request.ends)
     if len(different) > 1:
-        row.wrong += row.blame(f"{key} ended in different ways", sorted(map(str, different)))
+        row.wrong += row.blame("ended in different ways", [f"{key} {sorted(different)}"])
     elif request.expected is not None and different and different != {request.expected}:
-        row.wrong += row.blame(f"{key} should have ended with {request.expected}", map(str, different))
+        row.wrong += row.blame("ended as it could not", [f"{key} {request.ends[0]}"])
