@@ -1,0 +1,113 @@
+"""What is run, in which order and for how long. The contenders stand side by side and take turns."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench import brokers, loadgen
+from bench.brokers import Broker, BrokerError
+from bench.durable.contenders import CONTENDERS, mortal
+from bench.loadgen import LoadgenError, Sample
+
+LATENCY_RATE = 1000
+WINDOW = 100
+
+OnRun = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, and how long."""
+
+    runs: int
+    warmup_s: float
+    seconds: float
+    latency_s: float
+    queued: int
+
+
+FULL = Effort(runs=5, warmup_s=0.3, seconds=1.3, latency_s=4.0, queued=1_000_000)
+QUICK = Effort(runs=1, warmup_s=0.2, seconds=0.6, latency_s=1.5, queued=50_000)
+
+
+@dataclass
+class Results:
+    throughput: dict[str, list[Sample]] = field(default_factory=dict)
+    latency: dict[str, list[Sample]] = field(default_factory=dict)
+    restarts: dict[str, Sample] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def samples(self) -> Iterator[tuple[str, Sample]]:
+        for part, by_name in (("throughput", self.throughput), ("latency", self.latency)):
+            for name, samples in by_name.items():
+                yield from ((f"{part} {name}", sample) for sample in samples)
+        yield from ((f"restart {name}", sample) for name, sample in self.restarts.items())
+
+
+class Session:
+    def __init__(self, effort: Effort, results: Results, on_run: OnRun) -> None:
+        self.effort = effort
+        self.results = results
+        self.on_run = on_run
+
+    def run_throughput(self, names: Sequence[str]) -> None:
+        """QoS 1 from one to one, as fast as it goes, to a session that the broker keeps."""
+        effort = self.effort
+        options = {"qos": 1, "window": WINDOW, "warmup": effort.warmup_s, "seconds": effort.seconds}
+        self._alternate("throughput", names, self.results.throughput, options)
+
+    def run_latency(self, names: Sequence[str]) -> None:
+        """The same at a rate that leaves everyone time."""
+        effort = self.effort
+        options = {"qos": 1, "rate": LATENCY_RATE, "warmup": effort.warmup_s, "seconds": effort.latency_s}
+        self._alternate("latency", names, self.results.latency, options)
+
+    def run_restart(self, name: str) -> None:
+        """Many messages wait for one session; the broker ends, and is started again."""
+        label = f"restart {name}"
+        self.on_run(label)
+        try:
+            self.results.restarts[name] = restart(name, self.effort.queued)
+        except (LoadgenError, BrokerError) as error:
+            self.results.failures.append(f"{label} failed: {error}")
+
+    def _alternate(
+        self, command: str, names: Sequence[str], found: dict[str, list[Sample]], options: Mapping[str, float]
+    ) -> None:
+        with running_all(names) as contenders:
+            for _ in range(self.effort.runs):
+                for name, broker in contenders.items():
+                    self.on_run(f"{command} {name}")
+                    try:
+                        sample = loadgen.run(command, port=broker.port, watch=broker.watch(), kept=1, **options)
+                    except LoadgenError as error:
+                        self.results.failures.append(f"{command} {name} failed: {error}")
+                        continue
+                    found.setdefault(name, []).append(sample)
+
+
+@contextlib.contextmanager
+def running_all(names: Sequence[str]) -> Iterator[dict[str, Broker]]:
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(brokers.running(name, CONTENDERS)) for name in names}
+
+
+def restart(name: str, count: int) -> Sample:
+    """Times in seconds from the start of the second process; raises LoadgenError or BrokerError."""
+    with mortal(name) as broker:
+        empty_from, empty_until = broker.start()
+        queued = loadgen.run("queue", port=broker.port, count=count)
+        broker.end()
+        kept = broker.kept_bytes()
+        began, ready = broker.start()
+        drained = loadgen.run("drain", port=broker.port, count=count)
+        return {
+            "queued": count,
+            "queue_rate": queued["rate"],
+            "empty_s": empty_until - empty_from,
+            "ready_s": ready - began,
+            "first_s": drained["first_at_s"] - began,
+            "drain_rate": drained["rate"],
+            "kept_bytes": kept,
+            **{key: drained[key] for key in ("missing", "repeated", "disordered")},
+        }
