@@ -33,7 +33,7 @@ autosave_interval 0
 
 
 def memory_command(port: int, folder: Path) -> list[str]:
-    return polybus_command(port, folder, POLYBUS_CONFIG)
+    return polybus_command(port, folder, POLYBUS_CONFIG, "--memory")
 
 
 def durable_command(sync: str) -> Command:

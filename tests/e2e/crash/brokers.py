@@ -73,7 +73,7 @@ def durable_polybus(setting: Setting) -> list[str]:
 
 
 def forgetful_polybus(setting: Setting) -> list[str]:
-    return _polybus(setting)
+    return _polybus(setting, "--memory")
 
 
 def snapshotting_mosquitto(setting: Setting) -> list[str]:
