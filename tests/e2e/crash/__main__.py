@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.e2e.crash.brokers import KINDS
+from tests.e2e.crash.brokers import KINDS, BrokerDied
 from tests.e2e.crash.cases import CASES, PLAIN_MQTT, run_case
 from tests.e2e.crash.cast import Outcome
 from tests.e2e.crash.moments import Moment
@@ -103,4 +103,7 @@ def watch(plan: Plan, folder: Path, console: Console) -> Outcome:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except BrokerDied as died:
+        sys.exit(str(died))
