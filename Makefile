@@ -15,7 +15,7 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench bench-requests conformance fuzz clean
+.PHONY: help setup run test check format bench bench-requests bench-durable conformance fuzz crash clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -50,11 +50,17 @@ bench: $(TEST_STAMP) $(SYSTEM_STAMP) ## Polybus beside Mosquitto, as ratios of o
 bench-requests: $(TEST_STAMP) $(SYSTEM_STAMP) ## requests over TBus beside the figures of its document
 	@$(BIN)/python -m bench.requests $(ARGS)
 
+bench-durable: $(TEST_STAMP) $(SYSTEM_STAMP) ## what durable sessions cost, beside Mosquitto without persistence
+	@$(BIN)/python -m bench.durable $(ARGS)
+
 conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
 	@$(BIN)/python -m tests.conformance $(ARGS)
 
 fuzz: $(TEST_STAMP) ## mutated packets against the real session code
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+crash: $(TEST_STAMP) $(SYSTEM_STAMP) ## kill -9 the bus again and again while clients keep books
+	@$(BIN)/python -m tests.e2e.crash $(ARGS)
 
 clean: ## remove .venv and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -226,13 +226,16 @@ class MqttClient:
         if self._reply_later is not None:
             self._reply_later.cancel()
             self._reply_later = None
-        if self._writer is not None:
-            self._writer.write(b"".join(self._replies))
+        self._write(b"".join(self._replies))
         self._replies.clear()
 
     def _send(self, packet: Packet) -> None:
-        assert self._writer is not None
-        self._writer.write(encode(packet, self.version))
+        self._write(encode(packet, self.version))
+
+    def _write(self, data: bytes) -> None:
+        # What is written to a broker that has just died is lost; `_forget_connection` comes soon.
+        if self._writer is not None and not self._writer.transport.is_closing():
+            self._writer.write(data)
 
     async def _ask(self, make: Callable[[int], Packet]) -> Packet:
         while True:

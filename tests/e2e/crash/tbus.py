@@ -53,8 +53,7 @@ class TbusClient:
             await asyncio.sleep(RETRY_S)
 
     def send(self, packet: Packet) -> None:
-        if self.is_connected:
-            assert self._writer is not None
+        if self._writer is not None and self.is_connected and not self._writer.transport.is_closing():
             self._writer.write(encode(packet))
 
     async def ping(self) -> None:
