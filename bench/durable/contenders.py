@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -47,8 +48,9 @@ def durable_command(sync: str) -> Command:
 def polybus_command(port: int, folder: Path, config: str, *flags: str) -> list[str]:
     path = folder / "polybus.toml"
     path.write_text(config)
-    ports = ["--mqtt-port", str(port), "--tbus-port", "0"]
-    return [*brokers.polybus_serve(), "--config", str(path), *ports, *flags]
+    # Not `brokers.polybus_serve`, which may say where state is to be kept: that is the question here.
+    serve = [sys.executable, "-m", "polybus", "serve", "--log-level", "warn"]
+    return [*serve, "--config", str(path), "--mqtt-port", str(port), "--tbus-port", "0", *flags]
 
 
 def saving_mosquitto_command(port: int, folder: Path) -> list[str]:
