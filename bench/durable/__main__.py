@@ -13,7 +13,7 @@ from bench import brokers, loadgen
 from bench.__main__ import RESULTS
 from bench.brokers import BrokerError
 from bench.durable.contenders import CONTENDERS, RESTARTED
-from bench.durable.measure import FULL, QUICK, Effort, Results, Session
+from bench.durable.measure import FULL, QUICK, SHAPES, Effort, Results, Session
 from bench.durable.report import Report
 from bench.loadgen import LoadgenError
 from bench.requests.__main__ import chosen
@@ -87,9 +87,9 @@ def restarts_of(names: list[str]) -> list[str]:
 def run_parts(parts: list[str], names: list[str], effort: Effort, results: Results, console: Console) -> None:
     restarts = restarts_of(names)
     steps = {
-        "throughput": effort.runs * len(names),
+        "throughput": effort.runs * len(names) * len(SHAPES),
         "latency": effort.runs * len(names),
-        "restart": len(restarts),
+        "restart": len(restarts) * len(SHAPES),
     }
     columns = (TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:

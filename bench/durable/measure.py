@@ -11,6 +11,9 @@ from bench.loadgen import LoadgenError, Sample
 
 LATENCY_RATE = 1000
 WINDOW = 100
+ALIKE = "alike"
+SHAPES: Mapping[str, Mapping[str, float]] = {ALIKE: {}, "mixed": {"topics": 16, "mixed_sizes": 1}}
+"""Neighbouring messages of one topic and size, which Polybus handles as one, and others, which it cannot."""
 
 OnRun = Callable[[str], None]
 
@@ -32,16 +35,21 @@ QUICK = Effort(runs=1, warmup_s=0.2, seconds=0.6, latency_s=1.5, queued=50_000)
 
 @dataclass
 class Results:
-    throughput: dict[str, list[Sample]] = field(default_factory=dict)
+    throughput: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    """Shape -> broker -> one for each round."""
     latency: dict[str, list[Sample]] = field(default_factory=dict)
-    restarts: dict[str, Sample] = field(default_factory=dict)
+    restarts: dict[str, dict[str, Sample]] = field(default_factory=dict)
+    """Shape -> broker."""
     failures: list[str] = field(default_factory=list)
 
     def samples(self) -> Iterator[tuple[str, Sample]]:
-        for part, by_name in (("throughput", self.throughput), ("latency", self.latency)):
+        for shape, by_name in self.throughput.items():
             for name, samples in by_name.items():
-                yield from ((f"{part} {name}", sample) for sample in samples)
-        yield from ((f"restart {name}", sample) for name, sample in self.restarts.items())
+                yield from ((f"throughput {shape} {name}", sample) for sample in samples)
+        for name, samples in self.latency.items():
+            yield from ((f"latency {name}", sample) for sample in samples)
+        for shape, restarts in self.restarts.items():
+            yield from ((f"restart {shape} {name}", sample) for name, sample in restarts.items())
 
 
 class Session:
@@ -54,34 +62,43 @@ class Session:
         """QoS 1 from one to one, as fast as it goes, to a session that the broker keeps."""
         effort = self.effort
         options = {"qos": 1, "window": WINDOW, "warmup": effort.warmup_s, "seconds": effort.seconds}
-        self._alternate("throughput", names, self.results.throughput, options)
+        for shape, differences in SHAPES.items():
+            found = self.results.throughput.setdefault(shape, {})
+            self._alternate("throughput", f"throughput {shape}", names, found, {**options, **differences})
 
     def run_latency(self, names: Sequence[str]) -> None:
         """The same at a rate that leaves everyone time."""
         effort = self.effort
         options = {"qos": 1, "rate": LATENCY_RATE, "warmup": effort.warmup_s, "seconds": effort.latency_s}
-        self._alternate("latency", names, self.results.latency, options)
+        self._alternate("latency", "latency", names, self.results.latency, options)
 
     def run_restart(self, name: str) -> None:
         """Many messages wait for one session; the broker ends, and is started again."""
-        label = f"restart {name}"
-        self.on_run(label)
-        try:
-            self.results.restarts[name] = restart(name, self.effort.queued)
-        except (LoadgenError, BrokerError) as error:
-            self.results.failures.append(f"{label} failed: {error}")
+        for shape, differences in SHAPES.items():
+            label = f"restart {shape} {name}"
+            self.on_run(label)
+            try:
+                sample = restart(name, self.effort.queued, differences)
+                self.results.restarts.setdefault(shape, {})[name] = sample
+            except (LoadgenError, BrokerError) as error:
+                self.results.failures.append(f"{label} failed: {error}")
 
     def _alternate(
-        self, command: str, names: Sequence[str], found: dict[str, list[Sample]], options: Mapping[str, float]
+        self,
+        command: str,
+        label: str,
+        names: Sequence[str],
+        found: dict[str, list[Sample]],
+        options: Mapping[str, float],
     ) -> None:
         with running_all(names) as contenders:
             for _ in range(self.effort.runs):
                 for name, broker in contenders.items():
-                    self.on_run(f"{command} {name}")
+                    self.on_run(f"{label} {name}")
                     try:
                         sample = loadgen.run(command, port=broker.port, watch=broker.watch(), kept=1, **options)
                     except LoadgenError as error:
-                        self.results.failures.append(f"{command} {name} failed: {error}")
+                        self.results.failures.append(f"{label} {name} failed: {error}")
                         continue
                     found.setdefault(name, []).append(sample)
 
@@ -92,15 +109,16 @@ def running_all(names: Sequence[str]) -> Iterator[dict[str, Broker]]:
         yield {name: stack.enter_context(brokers.running(name, CONTENDERS)) for name in names}
 
 
-def restart(name: str, count: int) -> Sample:
+def restart(name: str, count: int, shape: Mapping[str, float]) -> Sample:
     """Times in seconds from the start of the second process; raises LoadgenError or BrokerError."""
     with mortal(name) as broker:
         empty_from, empty_until = broker.start()
-        queued = loadgen.run("queue", port=broker.port, count=count)
+        queued = loadgen.run("queue", port=broker.port, count=count, **shape)
         broker.end()
         kept = broker.kept_bytes()
         began, ready = broker.start()
-        drained = loadgen.run("drain", port=broker.port, count=count)
+        topics = shape.get("topics", 1)
+        drained = loadgen.run("drain", port=broker.port, count=count, topics=topics)
         return {
             "queued": count,
             "queue_rate": queued["rate"],

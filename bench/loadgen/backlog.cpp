@@ -15,9 +15,16 @@ constexpr const char* SESSION = "bench-backlog";
 constexpr std::size_t PACKETS = 64;  // a write
 constexpr std::uint16_t PACKET_IDS = 65535;
 
-void leave_subscription(std::uint16_t port) {
+std::size_t topics_of(const Options& options) {
+    const std::size_t topics = options.count("topics");
+    if (topics == 0 || topics > PACKETS) throw std::invalid_argument("--topics must be 1 to 64");
+    return topics;
+}
+
+void leave_subscription(std::uint16_t port, std::size_t topics) {
     net::forget_session(port, SESSION);
-    auto session = net::open_session(port, SESSION, {stamp::topic_of(0)}, 1, false);
+    const std::string filter = stamp::topic_of(0) + (topics > 1 ? "/+" : "");
+    auto session = net::open_session(port, SESSION, {filter}, 1, false);
     session.write(wire::disconnect());
     for (pollfd ready{session.fd(), POLLIN, 0}; !session.is_closed(); poll(&ready, 1, 1000))
         session.receive([](const Packet&) {});
@@ -29,10 +36,16 @@ void run_queue(const Options& options) {
     const std::size_t payload_bytes = options.count("payload");
     if (payload_bytes < stamp::MIN_PAYLOAD_BYTES) throw std::invalid_argument("--payload must be at least 17");
     if (window == 0 || window > PACKET_IDS) throw std::invalid_argument("--window must be 1 to 65535");
-    leave_subscription(options.port());
+    const std::size_t topics = topics_of(options);
+    leave_subscription(options.port(), topics);
 
     auto publisher = net::open_session(options.port(), "bench-pub");
-    stamp::Batch batch(0, {.packets = PACKETS, .payload_bytes = payload_bytes, .qos = 1});
+    stamp::Batch batch(0, {.packets = PACKETS,
+                           .payload_bytes = payload_bytes,
+                           .qos = 1,
+                           .topics = topics,
+                           .has_mixed_sizes = options.count("mixed-sizes") != 0});
+    std::vector<std::uint64_t> sequences(topics);
     net::Epoll epoll;
     epoll.add(publisher.fd(), EPOLLIN | EPOLLOUT | EPOLLET, 0);
     std::size_t sent = 0;
@@ -41,12 +54,13 @@ void run_queue(const Options& options) {
     double heard_s = begun_s;
     while (acknowledged < count) {
         while (sent < count && sent - acknowledged < window && publisher.flush()) {
-            const std::size_t some = std::min({PACKETS, count - sent, window - (sent - acknowledged)});
-            for (std::size_t i = 0; i < some; ++i, ++sent) {
+            const std::size_t from = sent % PACKETS;
+            const std::size_t some = std::min({PACKETS - from, count - sent, window - (sent - acknowledged)});
+            for (std::size_t i = from; i < from + some; ++i, ++sent) {
                 batch.set_packet_id(i, static_cast<std::uint16_t>(sent % PACKET_IDS + 1));
-                batch.set_number(i, sent);
+                batch.set_number(i, sequences[batch.topic(i)]++);
             }
-            publisher.write(batch.range(0, some));
+            publisher.write(batch.range(from, from + some));
         }
         epoll.wait(1000, [&](std::uint64_t, std::uint32_t) {
             publisher.flush();
@@ -76,7 +90,7 @@ void run_drain(const Options& options) {
     bool is_welcome = false;
     std::size_t received = 0;
     std::size_t repeated = 0;
-    std::uint64_t expected = 0;
+    std::vector<std::uint64_t> expected(topics_of(options));
     std::size_t disordered = 0;
     double first_s = 0;
     double last_s = net::monotonic_s();
@@ -91,15 +105,16 @@ void run_drain(const Options& options) {
         if (packet.type != wire::PUBLISH)
             throw std::runtime_error("a subscriber got packet type " + std::to_string(packet.type));
         const auto message = wire::view_publish(packet);
-        const auto [_, number] = stamp::read(message.payload);
+        const auto [stream, number] = stamp::read(message.payload);
+        if (stream >= expected.size()) throw std::runtime_error("a message names no known topic");
         if (first_s == 0) first_s = net::monotonic_s();
         wire::append_ack(session.outbox(), wire::PUBACK, message.packet_id);
-        if (number < expected) {
+        if (number < expected[stream]) {
             ++repeated;  // allowed at QoS 1
             return;
         }
-        if (number > expected) ++disordered;
-        expected = number + 1;
+        if (number > expected[stream]) ++disordered;
+        expected[stream] = number + 1;
         ++received;
     };
     session.write(wire::connect(SESSION, false));
@@ -122,19 +137,25 @@ void run_drain(const Options& options) {
 }
 
 const Option COUNT{"count", "1000000", "messages"};
+const Option TOPICS{"topics", "1", "topics used in turn"};
 
 }  // namespace
 
 Command queue_command() {
     return {"queue",
             "leave QoS 1 messages for a kept session that is away; all are acknowledged when it ends",
-            {PORT, COUNT, {"payload", "64", "bytes"}, {"window", "1000", "unacknowledged messages"}},
+            {PORT,
+             COUNT,
+             TOPICS,
+             {"payload", "64", "bytes"},
+             {"mixed-sizes", "0", "1: payloads from half to one and a half times --payload, none like the next"},
+             {"window", "1000", "unacknowledged messages"}},
             run_queue};
 }
 
 Command drain_command() {
     return {"drain",
             "come back for what `queue` left, and forget the session",
-            {PORT, COUNT, {"patience", "20", "seconds without a message after which the rest is missing"}},
+            {PORT, COUNT, TOPICS, {"patience", "20", "seconds without a message after which the rest is missing"}},
             run_drain};
 }

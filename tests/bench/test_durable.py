@@ -8,7 +8,7 @@ import pytest
 from bench import brokers, loadgen
 from bench.brokers import Broker
 from bench.durable.contenders import CONTENDERS, RESTARTED, mortal
-from bench.durable.measure import Effort, Results, Session, restart
+from bench.durable.measure import SHAPES, Effort, Results, Session, restart
 from bench.loadgen import LoadgenError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the load generator is compiled with g++")
@@ -65,9 +65,10 @@ def test_messages_that_are_not_there_are_missing(broker: Broker) -> None:
     assert (found["count"], found["missing"]) == (10, 2)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", RESTARTED)
-def test_a_restart_loses_nothing(name: str) -> None:
-    found = restart(name, COUNT)
+def test_a_restart_loses_nothing(name: str, shape: str) -> None:
+    found = restart(name, COUNT, SHAPES[shape])
     assert (found["missing"], found["disordered"], found["queued"]) == (0, 0, COUNT)
     assert 0 < found["ready_s"] <= found["first_s"]
     assert found["kept_bytes"] > COUNT * 64
@@ -84,6 +85,7 @@ def test_a_broker_that_does_not_start_is_an_error() -> None:
     ("command", "options", "reason"),
     [
         ("queue", {"payload": 3}, "--payload must be"),
+        ("queue", {"topics": 65}, "--topics must be"),
         ("queue", {"window": 0}, "--window must be"),
         ("queue", {"window": 70_000}, "--window must be"),
         ("latency", {"qos": 2}, "--qos must be 0 or 1"),
@@ -101,11 +103,13 @@ def test_a_session_measures_all_contenders_in_turn() -> None:
     session.run_throughput(["mosquitto", "memory"])
     session.run_latency(["memory"])
     session.run_restart("mosquitto, stopped")
-    assert order[:4] == ["throughput mosquitto", "throughput memory"] * 2
-    assert {name: len(samples) for name, samples in results.throughput.items()} == {"mosquitto": 2, "memory": 2}
-    assert [label for label, _ in results.samples()][-3:] == [
+    assert order[:4] == ["throughput alike mosquitto", "throughput alike memory"] * 2
+    for by_name in results.throughput.values():
+        assert {name: len(samples) for name, samples in by_name.items()} == {"mosquitto": 2, "memory": 2}
+    assert [label for label, _ in results.samples()][-4:] == [
         "latency memory",
         "latency memory",
-        "restart mosquitto, stopped",
+        "restart alike mosquitto, stopped",
+        "restart mixed mosquitto, stopped",
     ]
     assert results.failures == []

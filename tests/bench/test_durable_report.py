@@ -32,14 +32,16 @@ def restarted(first_s: float = 3.0, queued: int = 1_000_000, **others: float) ->
 )
 def test_medians_are_compared_with_mosquitto(throughput: dict[str, list[float]], expected: bool | None) -> None:
     found = {name: [sample(rate) for rate in rates] for name, rates in throughput.items()}
-    assert throughput_verdict(Results(throughput=found)).is_met is expected
+    results = Results(throughput={"alike": found})
+    assert throughput_verdict(results).is_met is expected
+    assert throughput_verdict(Results(throughput={"mixed": found})).is_met is None
 
 
 @pytest.mark.parametrize(("limited", "is_met"), [("mosquitto", None), ("normal", True)])
 def test_a_rate_of_the_generator_is_a_lower_bound(limited: str, is_met: bool | None) -> None:
     found = {"mosquitto": [sample(10)], "normal": [sample(20)]}
     found[limited] = [{**found[limited][0], "generator_cpu_s": 0.95}]
-    assert throughput_verdict(Results(throughput=found)).is_met is is_met
+    assert throughput_verdict(Results(throughput={"alike": found})).is_met is is_met
 
 
 @pytest.mark.parametrize(("p99_us", "expected"), [(9_999.0, True), (10_000.0, False)])
@@ -60,15 +62,23 @@ def test_the_median_p99_is_judged(p99_us: float, expected: bool) -> None:
     ],
 )
 def test_a_restart_is_judged_with_a_million(found: Sample, expected: bool | None) -> None:
-    assert restart_verdict(Results(restarts={"normal, kill -9": found})).is_met is expected
+    both = {"alike": {"normal, kill -9": restarted(first_s=1.0)}, "mixed": {"normal, kill -9": found}}
+    assert restart_verdict(Results(restarts=both)).is_met is expected
     assert restart_verdict(Results()).is_met is None
 
 
 def test_the_tables() -> None:
     results = Results(
-        throughput={"mosquitto": [sample(50_000)], "memory": [sample(200_000)], "normal": [sample(100_000)]},
+        throughput={
+            "alike": {
+                "mosquitto": [sample(50_000)],
+                "memory": [sample(200_000)],
+                "normal": [sample(100_000)],
+            },
+            "mixed": {"mosquitto": [sample(40_000)], "normal": [sample(50_000)]},
+        },
         latency={"normal": [sample()]},
-        restarts={"normal, kill -9": restarted()},
+        restarts={"alike": {"normal, kill -9": restarted()}},
     )
     report = Report({"mosquitto": "2", "polybus": "1"}, results)
     text = report.markdown()
@@ -76,6 +86,7 @@ def test_the_tables() -> None:
     assert "| mosquitto | 50 k | – | 0.25× |" in text
     assert "| normal | 0.50 | 0.50 | 0.50 | 0.50 | 0.50 | 100 µs |" in text
     assert "| normal, kill -9 | 1,000,000 | 90 k | 90 | 2.50 | 0.40 | 3.00 | 200 k | 0 | 0 |" in text
+    assert "| 2.00×; mixed 1.25× | met |" in text
     assert text.count("| met |") == 3
     assert report.notes() == []
     assert json.loads(report.json())["verdicts"][0]["is_met"] is True
@@ -83,21 +94,21 @@ def test_the_tables() -> None:
 
 def test_what_is_missing_is_named() -> None:
     results = Results(
-        throughput={"normal": [sample(missing=2)]},
+        throughput={"mixed": {"normal": [sample(missing=2)]}},
         latency={"full": [sample(unacknowledged=3)]},
-        restarts={"normal, kill -9": restarted(disordered=1)},
+        restarts={"alike": {"normal, kill -9": restarted(disordered=1)}},
         failures=["it failed"],
     )
     assert Report({}, results).notes() == [
         "it failed",
-        "throughput normal: 2 messages missing",
+        "throughput mixed normal: 2 messages missing",
         "latency full: 3 messages unacknowledged",
-        "restart normal, kill -9: 1 messages disordered",
+        "restart alike normal, kill -9: 1 messages disordered",
     ]
 
 
 def test_a_busy_machine_is_told() -> None:
-    results = Results(throughput={"memory": [sample(watched_wait_s=0.3)]})
+    results = Results(throughput={"alike": {"memory": [sample(watched_wait_s=0.3)]}})
     assert "waited 30%" in Report({}, results).remarks()[-1]
 
 
