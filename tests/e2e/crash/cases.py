@@ -21,6 +21,7 @@ WINDOW = 500
 SIZE = 40
 PATIENCE_S = 100.0
 WILL_DELAY_S = 2
+EXPIRY_S = 2
 
 
 @dataclass
@@ -224,6 +225,55 @@ async def will(scene: Scene) -> None:
     await scene.kill_and_restart()
 
 
+async def clean_start(scene: Scene) -> None:
+    """Who starts clean and is told so does not meet its old session again."""
+    old, new = Stream("case/old", 1), Stream("case/new", 1)
+    publisher = Publisher(scene.cast.client("publisher"), [old, new])
+    subscriber = await scene.absent_subscriber("anew", V5, old)
+    await scene.publish_all(publisher, old, scene.count // 20)
+    client, audience = subscriber.client, subscriber.audience
+    client.start_anew()
+    audience.due_after.clear()
+    audience.none_after[old.name] = 0
+    client.is_away = False
+    await client.subscribe(new.name, 1)
+    audience.due_after[new.name] = 0
+    await scene.kill_and_restart()
+    await scene.publish_all(publisher, new, scene.count // 20)
+
+
+async def expiry(scene: Scene) -> None:
+    """Clocks run while the broker is down: of messages, of sessions and of requests."""
+    short, lasting = Stream("case/short", 1), Stream("case/lasting", 1)
+    hasty = Publisher(scene.cast.client("hasty"), [short], Properties(message_expiry_s=EXPIRY_S))
+    patient = Publisher(scene.cast.client("patient"), [lasting], Properties(message_expiry_s=3600))
+    absent = await scene.absent_subscriber("absent", V5, lasting)
+    absent.client.is_away = False
+    await absent.client.subscribe(short.name, 1)
+    await scene.leave(absent.client)
+    absent.audience.none_after[short.name] = 0
+    passing = scene.cast.client("passing", expiry_s=EXPIRY_S)
+    await passing.subscribe("case/nothing", 1)
+    asker = Requester(scene.cast.client("asker"), "case/ask", 1)
+    await asker.begin()
+    for _ in range(scene.count // 100):
+        asker.ask(EXPIRY_S, ("timed-out", b"no answer in time"))
+    await scene.publish_all(patient, lasting, scene.count // 20)
+    await scene.publish_all(hasty, short, scene.count // 20)
+    await until(lambda: all(request.is_acknowledged for request in scene.world.books.requests.values()))
+    await scene.leave(asker.client)
+    await scene.leave(passing)
+    scene.kill()
+    await asyncio.sleep(EXPIRY_S + 0.5)
+    await scene.restart()
+    passing.forget_promise()
+    for client in (absent.client, asker.client, passing):
+        client.is_away = False
+    await until(lambda: passing.is_connected)
+    if passing.was_present:
+        scene.world.books.strange.append("a session outlived its expiry")
+
+
 CASES: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
     "offline": offline,
     "recovery": recovery,
@@ -233,6 +283,8 @@ CASES: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
     "answers-wait": answers_wait,
     "tbus-waits": tbus_waits,
     "will": will,
+    "clean-start": clean_start,
+    "expiry": expiry,
 }
 PLAIN_MQTT = frozenset({"offline", "recovery", "half-way"})
 """What any MQTT broker can be asked."""

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from polybus.wire.mqtt.packets import V5, Will
+from polybus.wire.mqtt.packets import V5
 from tests.e2e.crash.brokers import BrokerProcess
 from tests.e2e.crash.mqtt import MqttClient
 from tests.e2e.crash.verdict import Verdict, compare
@@ -40,11 +40,9 @@ class Cast:
         self._workers: list[asyncio.Task[None]] = []
         self._connections: list[asyncio.Task[None]] = []
 
-    def client(
-        self, name: str, version: int = V5, *, is_kept: bool = True, will: Will | None = None
-    ) -> MqttClient:
+    def client(self, name: str, version: int = V5, **options: Any) -> MqttClient:
         """Connected as long as there is a broker."""
-        client = MqttClient(self.world, name, version, is_kept=is_kept, will=will)
+        client = MqttClient(self.world, name, version, **options)
         self.clients.append(client)
         self.connect(client.run())
         return client

@@ -6,6 +6,7 @@ It acknowledges when the dice say so: what a broker sent, and what it heard back
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import (
@@ -32,9 +33,19 @@ from tests.e2e.crash.world import POLL_S, RETRY_S, World, until
 READ_BYTES = 1 << 18
 LARGEST = 1 << 28
 SESSION_EXPIRY_S = 3600
-LATE_S = 0.06
-PROMPT_SHARE = 0.6
 EVENTS = {"PubAck", "PubRec", "PubComp", "PubRel", "Publish", "ConnAck", "SubAck", "UnsubAck"}
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How a client acknowledges: a share of what it reads at once, the rest some time later."""
+
+    prompt_share: float
+    longest_s: float
+
+
+NOW_AND_THEN = Lateness(0.6, 0.06)
+SLUGGISH = Lateness(0.05, 1.5)
 
 
 class Lost(Exception):
@@ -49,6 +60,9 @@ class MqttClient:
         version: int = V5,
         *,
         is_kept: bool = True,
+        expiry_s: int = SESSION_EXPIRY_S,
+        receive_maximum: int | None = None,
+        lateness: Lateness = NOW_AND_THEN,
         will: Will | None = None,
     ) -> None:
         self.world = world
@@ -65,6 +79,12 @@ class MqttClient:
         """Stays away until this is False again."""
         self.filters: dict[str, tuple[SubscriptionRequest, Properties]] = {}
         """Subscriptions that were acknowledged: made again only if the broker forgot the session."""
+        self.was_present: bool | None = None
+        """What the last CONNACK said of the session."""
+        self._expiry_s = expiry_s
+        self._receive_maximum = receive_maximum
+        self._lateness = lateness
+        self._starts_clean = not is_kept
         self._will = will
         self._is_promised = False
         """Something was acknowledged in this session, so it may not be forgotten."""
@@ -129,6 +149,17 @@ class MqttClient:
         self._send(PingReq())
         await pong
 
+    def start_anew(self) -> None:
+        """The next connection throws the session away."""
+        self._starts_clean = True
+        self._is_promised = False
+        self.session = ClientSession(self.version)
+        self.filters.clear()
+
+    def forget_promise(self) -> None:
+        """Nothing is expected of the broker any more: the session is over."""
+        self._is_promised = False
+
     def drop(self) -> None:
         """End the connection without a word."""
         if self._writer is not None:
@@ -137,18 +168,17 @@ class MqttClient:
     # -- the connection -------------------------------------------------------------------------
 
     async def _converse(self, reader: asyncio.StreamReader) -> None:
-        expiry = (
-            Properties(session_expiry_s=SESSION_EXPIRY_S)
-            if self.is_kept and self.version == V5
-            else NO_PROPERTIES
-        )
+        properties = NO_PROPERTIES
+        if self.version == V5:
+            expiry_s = self._expiry_s if self.is_kept else None
+            properties = Properties(session_expiry_s=expiry_s, receive_maximum=self._receive_maximum)
         self._send(
             Connect(
                 self.client_id,
                 self.version,
-                clean_start=not self.is_kept,
+                clean_start=self._starts_clean,
                 will=self._will,
-                properties=expiry,
+                properties=properties,
             )
         )
         buffer = b""
@@ -189,6 +219,10 @@ class MqttClient:
             raise Lost
         if self._is_promised and self.is_kept:
             self.world.books.resume(self.client_id, is_present=packet.session_present)
+        if packet.session_present and self._starts_clean:
+            self.world.books.strange.append(f"{self.client_id}: a session is present after a clean start")
+        self._starts_clean = not self.is_kept
+        self.was_present = packet.session_present
         self.is_connected = True
         for again in self.session.resume(is_present=packet.session_present):
             self._send(again)
@@ -216,11 +250,12 @@ class MqttClient:
         self._replies += [encode(packet, self.version) for packet in packets]
         if not self._replies:
             return
-        if self.world.is_draining or (self._reply_later is None and self.world.dice.random() < PROMPT_SHARE):
+        lateness, dice = self._lateness, self.world.dice
+        if self.world.is_draining or (self._reply_later is None and dice.random() < lateness.prompt_share):
             self._flush_replies()
         elif self._reply_later is None:
-            loop = asyncio.get_running_loop()
-            self._reply_later = loop.call_later(self.world.pause_s(LATE_S), self._flush_replies)
+            pause_s = self.world.pause_s(lateness.longest_s)
+            self._reply_later = asyncio.get_running_loop().call_later(pause_s, self._flush_replies)
 
     def _flush_replies(self) -> None:
         if self._reply_later is not None:

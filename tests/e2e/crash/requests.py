@@ -36,15 +36,16 @@ class Requester:
             else:
                 await asyncio.sleep(POLL_S)
 
-    def ask(self) -> None:
+    def ask(self, timeout_s: int = TIMEOUT_S, expected: tuple[str, bytes] | None = None) -> None:
+        """`expected` is its end, if not the answer of a service here."""
         self._asked += 1
         key = f"{self.client.client_id}-{self._asked}"
         self._unfinished.add(key)
-        self.world.books.ask(key, self.qos, ("answered", b"did " + key.encode()))
+        self.world.books.ask(key, self.qos, expected or ("answered", b"did " + key.encode()))
         properties = Properties(
             response_topic=self.answers,
             correlation_data=key.encode(),
-            message_expiry_s=TIMEOUT_S,
+            message_expiry_s=timeout_s,
             user_properties=(("polybus-request", "managed, waiting"),),
         )
         self.client.publish(Publish(self.topic, key.encode(), self.qos, properties=properties), key)

@@ -6,12 +6,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polybus.wire.mqtt.packets import V5, V311
 from tests.e2e.crash.books import Audience, Stream
 from tests.e2e.crash.brokers import BrokerProcess, broker_in
 from tests.e2e.crash.cast import QUIET_S, Cast, Outcome, outcome_of
 from tests.e2e.crash.moments import LATEST_S, Countdown, Moment, choose
+from tests.e2e.crash.mqtt import SLUGGISH
 from tests.e2e.crash.paho_pair import PahoPair
 from tests.e2e.crash.requests import Requester, Service
 from tests.e2e.crash.roles import WAITING, Auditor, Collector, Keeper, Publisher, Subscriber, Wanderer
@@ -68,14 +70,16 @@ class Stage(Cast):
 
     async def _subscribers(self) -> None:
         admit = self.world.books.admit
-        everything = [
-            ("steady", V5, 2),
-            ("steady-311", V311, 2),
-            ("at-qos-1", V5, 1),
-            ("restless", V311, 2),
+        everything: list[tuple[str, int, int, dict[str, Any]]] = [
+            ("steady", V5, 2, {}),
+            ("steady-311", V311, 2, {}),
+            ("at-qos-1", V5, 1, {}),
+            ("restless", V311, 2, {}),
+            ("narrow", V5, 2, {"receive_maximum": 7}),
+            ("sluggish", V5, 2, {"lateness": SLUGGISH}),
         ]
-        for name, version, qos in everything:
-            subscriber = Subscriber(self.client(name, version), admit(Audience(name, qos)))
+        for name, version, qos, options in everything:
+            subscriber = Subscriber(self.client(name, version, **options), admit(Audience(name, qos)))
             await subscriber.begin("crash/+/+", self.streams)
             if name == "restless":
                 self.work(subscriber.come_and_go())
@@ -143,7 +147,8 @@ async def strike(broker: BrokerProcess, world: World, moment: Moment) -> None:
     def watch(event: str) -> None:
         if event == "connack":
             let_in.set()
-        if countdown.is_reached(event):
+        # What a socket still held of the life before does not count.
+        if let_in.is_set() and countdown.is_reached(event):
             broker.kill()
             killed.set()
 
@@ -152,7 +157,7 @@ async def strike(broker: BrokerProcess, world: World, moment: Moment) -> None:
         await asyncio.sleep(moment.delay_s)
     else:
         deadline = loop.time() + 60
-        while not let_in.is_set():
+        while not let_in.is_set() and not killed.is_set():
             broker.check_alive()
             assert loop.time() < deadline, f"nobody is let in after 60 s: {broker.log[-2000:]}"
             await asyncio.sleep(POLL_S)
