@@ -257,7 +257,7 @@ async def expiry(scene: Scene) -> None:
     asker = Requester(scene.cast.client("asker"), "case/ask", 1)
     await asker.begin()
     for _ in range(scene.count // 100):
-        asker.ask(EXPIRY_S, ("timed-out", b"no answer in time"))
+        asker.ask(EXPIRY_S, ("timed-out", b"no service took it in time"))
     await scene.publish_all(patient, lasting, scene.count // 20)
     await scene.publish_all(hasty, short, scene.count // 20)
     await until(lambda: all(request.is_acknowledged for request in scene.world.books.requests.values()))

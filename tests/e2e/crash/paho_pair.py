@@ -1,6 +1,8 @@
 """A second opinion: paho-mqtt with its own idea of sessions, beside our clients."""
 
 import threading
+import time
+from pathlib import Path
 
 from paho.mqtt.client import CallbackAPIVersion, Client, MQTTMessage, MQTTv5, MQTTv311
 from paho.mqtt.packettypes import PacketTypes
@@ -19,8 +21,9 @@ RECONNECT_S = 1
 class PahoPair:
     """A publisher at QoS 1 and 2, and a subscriber; both live in threads of their own."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, log: Path) -> None:
         self.world = world
+        self._log = log.open("w")
         self.streams = [Stream("crash/paho/1", 1), Stream("crash/paho/2", 2)]
         self.audience = world.books.admit(Audience("paho", 2))
         for stream in self.streams:
@@ -41,6 +44,7 @@ class PahoPair:
         own = {"clean_session": False} if version == MQTTv311 else {}
         client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=version, **own)  # type: ignore[arg-type]
         client.reconnect_delay_set(RECONNECT_S, RECONNECT_S)
+        client.on_log = lambda _client, _data, _level, line: self._note_line(client_id, line)
         return client
 
     async def begin(self) -> None:
@@ -72,6 +76,11 @@ class PahoPair:
         for client in (self._publisher, self._subscriber):
             client.disconnect()
             client.loop_stop()
+        self._log.close()
+
+    def _note_line(self, client_id: str, line: str) -> None:
+        """What paho says it did, for whoever has to find out who did what wrong."""
+        self._log.write(f"{time.time():.6f} {client_id} {line}\n")
 
     def _published(self, _client: Client, _data: object, mid: int, *_: object) -> None:
         with self._lock:

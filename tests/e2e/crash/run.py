@@ -62,8 +62,11 @@ class Stage(Cast):
         if self.broker.is_polybus:
             await self._waiting()
             await self._requests()
-        self.paho = PahoPair(self.world)
+        self.paho = PahoPair(self.world, self.broker.setting.folder / "paho.txt")
         await self.paho.begin()
+        for audience in self.world.books.audiences.values():
+            if audience.due_after.keys() >= {stream.name for stream in self.streams}:
+                audience.due_after |= {stream.name: 0 for stream in self.paho.streams}
         for publisher in self.publishers:
             self.work(publisher.publish_on())
         self.work(self._paho_publishes())
