@@ -181,6 +181,7 @@ async def perform(plan: Plan, folder: Path, on_kill: Callable[[Moment], None]) -
         stage = Stage(world, broker, plan.quiet_s)
         broker.start()
         try:
+            await asyncio.to_thread(broker.await_listener)
             await asyncio.wait_for(stage.set_up(), 30)
             for _ in range(plan.rounds):
                 moment = choose(dice)
