@@ -24,6 +24,8 @@ class Audience:
     name: str
     qos: int
     is_ordered: bool = True
+    kind: str = ""
+    """A line of its own in the table, whatever it gets."""
     due_after: dict[str, int] = field(default_factory=dict)
     """Stream -> the last number sent when the subscription was acknowledged: what comes later is due."""
     none_after: dict[str, int] = field(default_factory=dict)

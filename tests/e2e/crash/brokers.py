@@ -69,7 +69,9 @@ def _polybus(setting: Setting, *flags: str, more: str = "") -> list[str]:
 
 
 def durable_polybus(setting: Setting) -> list[str]:
-    return _polybus(setting, "--data-dir", str(setting.data), more=f'\n[store]\nsync = "{setting.sync}"\n')
+    return _polybus(
+        setting, more=f'\n[server]\ndata_dir = "{setting.data}"\n\n[store]\nsync = "{setting.sync}"\n'
+    )
 
 
 def forgetful_polybus(setting: Setting) -> list[str]:

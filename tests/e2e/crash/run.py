@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polybus.wire.mqtt.packets import V5, V311
+from tests.e2e.crash import logs
 from tests.e2e.crash.books import Audience, Stream
 from tests.e2e.crash.brokers import BrokerProcess, broker_in
 from tests.e2e.crash.cast import QUIET_S, Cast, Outcome, outcome_of
@@ -31,6 +32,11 @@ class Plan:
     seed: int = 1
     sync: str = "normal"
     quiet_s: float = QUIET_S
+
+    @property
+    def has_stream(self) -> bool:
+        """Only a broker that keeps something has streams."""
+        return self.broker == "polybus"
 
 
 class Stage(Cast):
@@ -176,7 +182,8 @@ async def strike(broker: BrokerProcess, world: World, moment: Moment) -> None:
 
 async def perform(plan: Plan, folder: Path, on_kill: Callable[[Moment], None]) -> Outcome:
     dice = random.Random(plan.seed)
-    with broker_in(folder, plan.broker, plan.sync) as broker:
+    extra = logs.CONFIG if plan.has_stream else ""
+    with broker_in(folder, plan.broker, plan.sync, extra) as broker:
         world = World(broker.setting.mqtt_port, broker.setting.tbus_port, random.Random(plan.seed + 1))
         stage = Stage(world, broker, plan.quiet_s)
         broker.start()
@@ -194,6 +201,10 @@ async def perform(plan: Plan, folder: Path, on_kill: Callable[[Moment], None]) -
             broker.check_alive()
         finally:
             await stage.close()
+        if plan.has_stream:
+            broker.stop()
+            logs.expect(world.books)
+            logs.note(world.books, logs.read_records(broker.setting.data))
         return outcome_of(f"{plan.broker}, killed {broker.kills} times, seed {plan.seed}", broker, world)
 
 
