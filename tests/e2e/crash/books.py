@@ -15,6 +15,8 @@ class Stream:
     qos: int
     kind: str = ""
     """A line of its own in the table; empty: one for each QoS at which it is delivered."""
+    is_doubtful: bool = False
+    """Its publisher is known to send a message anew that it had sent to the end, whatever the QoS."""
 
 
 @dataclass

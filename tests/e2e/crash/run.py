@@ -70,9 +70,10 @@ class Stage(Cast):
             await self._requests()
         self.paho = PahoPair(self.world, self.broker.setting.folder / "paho.txt")
         await self.paho.begin()
+        ours, paho = ({stream.name for stream in streams} for streams in (self.streams, self.paho.streams))
         for audience in self.world.books.audiences.values():
-            if audience.due_after.keys() >= {stream.name for stream in self.streams}:
-                audience.due_after |= {stream.name: 0 for stream in self.paho.streams}
+            if audience.due_after.keys() >= ours:
+                audience.due_after |= dict.fromkeys(paho, 0)
         for publisher in self.publishers:
             self.work(publisher.publish_on())
         self.work(self._paho_publishes())

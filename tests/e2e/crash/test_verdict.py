@@ -101,6 +101,13 @@ def test_nothing_may_come_after_the_end_of_a_subscription() -> None:
     assert "came after the end of its subscription: 4" in compare(books).faults()[0]
 
 
+def test_a_publisher_that_is_not_to_be_trusted_may_repeat_at_qos_2() -> None:
+    books = books_with([1, 2, 2, 3, 4, 5])
+    assert not compare(books).is_good
+    books.open(Stream("t", 2, kind="QoS 2 sent by someone", is_doubtful=True))
+    assert (compare(books).is_good, only_row(books).duplicated) == (True, 1)
+
+
 def test_kinds_of_their_own_have_their_own_line() -> None:
     books = books_with([1, 2, 3, 4, 5])
     books.open(Stream("t", 1, kind="stored messages"))

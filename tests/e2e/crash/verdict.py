@@ -106,7 +106,7 @@ def compare(books: Books) -> Verdict:
     for audience, stream, due in books.dues():
         qos = min(stream.qos, audience.qos)
         kind = audience.kind or stream.kind or f"QoS {qos} messages"
-        target = row(kind, may_repeat=qos < 2)
+        target = row(kind, may_repeat=qos < 2 or stream.is_doubtful)
         judge_messages(target, audience, stream, due, books.arrived[audience.name, stream.name], books.sent)
     for audience in books.audiences.values():
         for name, last in audience.none_after.items():
