@@ -2,7 +2,7 @@
 
 As a publisher at QoS 2 it is not to be trusted. paho-mqtt 2.1 goes through its unfinished messages at each
 attempt to connect. The first makes "PUBCOMP is missing" into "send PUBREL again", and the next, if that attempt
-failed, makes this into "send PUBLISH again", without DUP: a new message for every broker [MQTT-4.3.3-6].
+failed, makes this into "send PUBLISH again", without DUP: a new message for every broker [MQTT-4.3.3-1].
 """
 
 import threading
