@@ -27,6 +27,7 @@ def main(
     ] = "",
     count: Annotated[int, typer.Option(min=100, help="Messages of a case.")] = 20_000,
     sync: Annotated[str, typer.Option(help="Polybus: [store] sync, normal or full.")] = "normal",
+    stream: Annotated[bool, typer.Option(help="Polybus: a stream gets everything as well.")] = True,
     keep: Annotated[
         Path | None, typer.Option(help="Use this folder for its data and its log, and keep it.")
     ] = None,
@@ -52,7 +53,8 @@ def main(
     if case:
         results = [play(name, broker, count, sync, console) for name in known(case, broker)]
         sys.exit(0 if all(results) else 1)
-    plan = Plan(broker, rounds, secrets.randbelow(1_000_000) if seed is None else seed, sync)
+    chosen = secrets.randbelow(1_000_000) if seed is None else seed
+    plan = Plan(broker, rounds, chosen, sync, wants_stream=stream)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="polybus-crash-") as spare:
         folder = keep or Path(spare)

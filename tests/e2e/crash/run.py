@@ -32,11 +32,12 @@ class Plan:
     seed: int = 1
     sync: str = "normal"
     quiet_s: float = QUIET_S
+    wants_stream: bool = True
 
     @property
     def has_stream(self) -> bool:
         """Only a broker that keeps something has streams."""
-        return self.broker == "polybus"
+        return self.wants_stream and self.broker == "polybus"
 
 
 class Stage(Cast):
