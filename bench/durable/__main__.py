@@ -12,13 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bench import brokers, loadgen
 from bench.__main__ import RESULTS
 from bench.brokers import BrokerError
+from bench.durable import streams
 from bench.durable.contenders import CONTENDERS, RESTARTED
 from bench.durable.measure import FULL, QUICK, SHAPES, Effort, Results, Session
 from bench.durable.report import Report
 from bench.loadgen import LoadgenError
 from bench.requests.__main__ import chosen
 
-PARTS = ("throughput", "latency", "restart")
+PARTS = ("throughput", "latency", "restart", "streams")
 
 
 def main(
@@ -90,6 +91,7 @@ def run_parts(parts: list[str], names: list[str], effort: Effort, results: Resul
         "throughput": effort.runs * len(names) * len(SHAPES),
         "latency": effort.runs * len(names),
         "restart": len(restarts) * len(SHAPES),
+        "streams": int(streams.is_there()),
     }
     columns = (TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
@@ -102,6 +104,8 @@ def run_parts(parts: list[str], names: list[str], effort: Effort, results: Resul
         if "restart" in parts:
             for name in restarts:
                 session.run_restart(name)
+        if "streams" in parts and streams.is_there():
+            session.run_streams(is_quick=effort.queued < FULL.queued)
 
 
 if __name__ == "__main__":

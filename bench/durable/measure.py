@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bench import brokers, loadgen
 from bench.brokers import Broker, BrokerError
+from bench.durable import streams
 from bench.durable.contenders import CONTENDERS, mortal
 from bench.loadgen import LoadgenError, Sample
 
@@ -40,6 +41,8 @@ class Results:
     latency: dict[str, list[Sample]] = field(default_factory=dict)
     restarts: dict[str, dict[str, Sample]] = field(default_factory=dict)
     """Shape -> broker."""
+    streams: dict[str, float] = field(default_factory=dict)
+    """What -> records per second."""
     failures: list[str] = field(default_factory=list)
 
     def samples(self) -> Iterator[tuple[str, Sample]]:
@@ -82,6 +85,13 @@ class Session:
                 self.results.restarts.setdefault(shape, {})[name] = sample
             except (LoadgenError, BrokerError) as error:
                 self.results.failures.append(f"{label} failed: {error}")
+
+    def run_streams(self, *, is_quick: bool) -> None:
+        self.on_run("streams")
+        try:
+            self.results.streams = streams.rates(is_quick=is_quick)
+        except LoadgenError as error:
+            self.results.failures.append(f"streams failed: {error}")
 
     def _alternate(
         self,

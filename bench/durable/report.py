@@ -34,6 +34,9 @@ class Report:
         if found.latency:
             grids.append(latency_grid(found.latency))
         grids += [restart_grid(shape, by_name) for shape, by_name in found.restarts.items()]
+        if found.streams:
+            cells = [[what, short(rate)] for what, rate in found.streams.items()]
+            grids.append(Grid("Streams, one process alone", ["what", "records/s"], cells))
         grids.append(Grid("Aims", ["aim", "found", ""], [verdict.cells() for verdict in verdicts(found)]))
         return grids
 
@@ -82,6 +85,7 @@ class Report:
             "throughput": found.throughput,
             "latency": found.latency,
             "restarts": found.restarts,
+            "streams": found.streams,
             "verdicts": [
                 {"aim": verdict.aim, "found": verdict.found, "is_met": verdict.is_met}
                 for verdict in verdicts(found)

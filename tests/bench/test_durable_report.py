@@ -5,6 +5,7 @@ import pytest
 from bench.durable.__main__ import restarts_of, versions_of
 from bench.durable.measure import Results
 from bench.durable.report import Report, latency_verdict, restart_verdict, throughput_verdict
+from bench.durable.streams import parse
 from bench.loadgen import Sample
 
 
@@ -90,6 +91,12 @@ def test_the_tables() -> None:
     assert text.count("| met |") == 3
     assert report.notes() == []
     assert json.loads(report.json())["verdicts"][0]["is_met"] is True
+
+
+def test_rates_of_streams_are_read_from_what_is_printed() -> None:
+    text = "append, runs: 1.50 M records/s\nread: 12.25 M records/s\nsomething else: 3\n"
+    assert parse(text) == {"append, runs": 1.5e6, "read": 12.25e6}
+    assert "| append, runs | 1.5 M |" in Report({}, Results(streams=parse(text))).markdown()
 
 
 def test_what_is_missing_is_named() -> None:
