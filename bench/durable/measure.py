@@ -31,7 +31,7 @@ class Effort:
 
 
 FULL = Effort(runs=5, warmup_s=0.3, seconds=1.3, latency_s=4.0, queued=1_000_000)
-QUICK = Effort(runs=1, warmup_s=0.2, seconds=0.6, latency_s=1.5, queued=50_000)
+QUICK = Effort(runs=1, warmup_s=0.1, seconds=0.4, latency_s=1.0, queued=20_000)
 
 
 @dataclass
