@@ -18,7 +18,7 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench bench-requests conformance fuzz cpp clean
+.PHONY: help setup run test check format bench bench-requests bench-clients bench-durable conformance fuzz crash cpp clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -53,17 +53,27 @@ bench: $(TEST_STAMP) $(SYSTEM_STAMP) ## Polybus beside Mosquitto, as ratios of o
 bench-requests: $(TEST_STAMP) $(SYSTEM_STAMP) ## requests over TBus beside the figures of its document
 	@$(BIN)/python -m bench.requests $(ARGS)
 
+bench-durable: $(TEST_STAMP) $(SYSTEM_STAMP) ## what durable sessions cost, beside Mosquitto without persistence
+	@$(BIN)/python -m bench.durable $(ARGS)
+
+bench-clients: $(TEST_STAMP) $(SYSTEM_STAMP) ## the Python and C++ clients beside paho-mqtt and libmosquitto
+	@scripts/system-packages libmosquitto-dev
+	@$(BIN)/python -m bench.clients $(ARGS)
+
 conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
 	@$(BIN)/python -m tests.conformance $(ARGS)
 
 fuzz: $(TEST_STAMP) ## mutated packets against the real session code
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
+crash: $(TEST_STAMP) $(SYSTEM_STAMP) ## kill -9 the bus again and again while clients keep books
+	@$(BIN)/python -m tests.e2e.crash $(ARGS)
+
 cpp: $(RUN_STAMP) $(SYSTEM_STAMP) ## build and test the C++ client (one step: make cpp ARGS=build)
 	@cpp/check $(ARGS)
 
 clean: ## remove .venv, caches and what the C++ client was built into
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cpp/build
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cpp/build bench/build
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

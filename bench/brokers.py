@@ -32,6 +32,10 @@ log_dest none
 """
 
 
+Command = Callable[[int, Path], list[str]]
+"""What starts a broker, of its port and a folder of its own."""
+
+
 class BrokerError(Exception):
     """A broker is not installed, did not start, or died."""
 
@@ -182,7 +186,7 @@ def idle_peer(mode: str) -> Callable[[int, Path], list[str]]:
     return lambda port, folder: loadgen.arguments("peer", {"port": port, "mode": mode})
 
 
-COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
+COMMANDS: Mapping[str, Command] = {
     "mosquitto": mosquitto_command,
     "polybus": polybus_command,
     "relay": idle_peer("relay"),
@@ -200,14 +204,14 @@ COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
 
 
 @contextlib.contextmanager
-def running(name: str) -> Iterator[Broker]:
+def running(name: str, commands: Mapping[str, Command] = COMMANDS) -> Iterator[Broker]:
     """A broker that accepts connections, for as long as the block lasts; raises BrokerError."""
     with tempfile.TemporaryDirectory(prefix="polybus-bench-") as folder:
         port = free_port()
         log = Path(folder, "log")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                COMMANDS[name](port, Path(folder)), stdout=output, stderr=output, cwd=folder
+                commands[name](port, Path(folder)), stdout=output, stderr=output, cwd=folder
             )
         try:
             await_listener(name, process, port, log)

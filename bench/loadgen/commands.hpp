@@ -17,5 +17,7 @@ Command throughput_command();
 Command latency_command();
 Command connects_command();
 Command hold_command();
+Command queue_command();
+Command drain_command();
 Command requests_command();
 Command peer_command();

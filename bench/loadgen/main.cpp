@@ -19,7 +19,8 @@ void explain(const std::vector<Command>& commands) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::vector<Command> commands{throughput_command(), latency_command(), connects_command(), hold_command(),
+    const std::vector<Command> commands{throughput_command(), latency_command(), connects_command(),
+                                        hold_command(),       queue_command(),   drain_command(),
                                         requests_command(),   peer_command()};
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     if (arguments.empty() || arguments[0] == "--help") {

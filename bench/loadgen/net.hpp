@@ -297,18 +297,29 @@ inline void request(Connection& connection, const wire::Bytes& bytes, wire::Type
     });
 }
 
-// A connection that has its CONNACK and, if it asked for a filter, its SUBACK.
-inline Connection open_session(std::uint16_t port, const std::string& client_id,
-                               const std::vector<std::string>& filters = {}, std::uint8_t qos = 0,
-                               bool keeps_session = false) {
+// A TCP connection, before its CONNECT.
+inline Connection open_connection(std::uint16_t port) {
     Fd fd = tcp_socket(true);
     const sockaddr_in address = loopback(port);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) fail("connect");
     set_blocking(fd.get(), false);
-    Connection connection(std::move(fd));
-    request(connection, wire::connect(client_id, 300, keeps_session), wire::CONNACK, 1);
+    return Connection(std::move(fd));
+}
+
+// A connection that has its CONNACK and, if it asked for a filter, its SUBACK. Without `is_clean` the broker keeps
+// the session, until `forget_session`.
+inline Connection open_session(std::uint16_t port, const std::string& client_id,
+                               const std::vector<std::string>& filters = {}, std::uint8_t qos = 0,
+                               bool is_clean = true) {
+    Connection connection = open_connection(port);
+    request(connection, wire::connect(client_id, is_clean), wire::CONNACK, 1);
     if (!filters.empty()) request(connection, wire::subscribe(1, filters, qos), wire::SUBACK, 1);
     return connection;
+}
+
+// Leaves nothing of it at the broker, and ends its connection if there is one.
+inline void forget_session(std::uint16_t port, const std::string& client_id) {
+    open_session(port, client_id).write(wire::disconnect());
 }
 
 }  // namespace net

@@ -64,4 +64,5 @@ private:
 };
 
 inline const Option PORT{"port", "0", "port of the broker on 127.0.0.1"};
+inline const Option KEPT{"kept", "0", "1: the broker keeps the subscribers' sessions (CleanSession 0) during the run"};
 inline const Option WATCH{"watch", "", "process ids, comma-separated, whose CPU time is reported"};

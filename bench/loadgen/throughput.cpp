@@ -35,13 +35,13 @@ struct Plan {
     std::size_t subscribers;
     Pattern pattern;
     std::uint8_t qos;
-    bool keeps_sessions;  // of the subscribers
     std::size_t payload_bytes;
     std::size_t topics;  // per publisher, used in turn
     bool has_mixed_sizes;
     std::size_t batch;  // packets a write
     std::size_t window;
     std::size_t outstanding;
+    bool has_kept_sessions;  // of the subscribers
     double warmup_s;
     double seconds;
     std::vector<int> watch;
@@ -57,6 +57,8 @@ std::string filter_of(const Plan& plan, std::size_t subscriber) {
     const std::string base = wants_all ? "bench/t/+" : stamp::topic_of(publisher);
     return plan.topics > 1 ? base + "/+" : base;
 }
+
+std::string subscriber_id(std::size_t index) { return "bench-sub-" + std::to_string(index); }
 
 class Publisher {
 public:
@@ -140,8 +142,8 @@ private:
 class Subscriber {
 public:
     Subscriber(const Plan& plan, std::size_t index)
-        : connection(net::open_session(plan.port, "bench-sub-" + std::to_string(index),
-                                       {filter_of(plan, index)}, plan.qos, plan.keeps_sessions)),
+        : connection(net::open_session(plan.port, subscriber_id(index), {filter_of(plan, index)}, plan.qos,
+                                       !plan.has_kept_sessions)),
           qos_(plan.qos),
           topics_(plan.topics),
           expected_(std::max<std::size_t>(plan.publishers, 1) * plan.topics) {
@@ -196,6 +198,7 @@ struct Snapshot {
 class Run {
 public:
     explicit Run(const Plan& plan) : plan_(plan) {
+        if (plan.has_kept_sessions) forget_sessions();  // of a run that did not come to its end
         // Subscribers first: nothing may be published that nobody wants.
         for (std::size_t i = 0; i < plan.subscribers; ++i) subscribers_.emplace_back(plan, i);
         for (std::size_t i = 0; i < plan.publishers; ++i) publishers_.emplace_back(plan, i);
@@ -209,6 +212,7 @@ public:
         turn_until(start.at_s + plan_.seconds);
         const Snapshot end = snapshot();
         drain();
+        if (plan_.has_kept_sessions) forget_sessions();
 
         const double seconds = end.at_s - start.at_s;
         const std::size_t counted =
@@ -229,6 +233,10 @@ public:
 
 private:
     static constexpr std::uint64_t PUBLISHER = 1ULL << 32;
+
+    void forget_sessions() const {
+        for (std::size_t i = 0; i < plan_.subscribers; ++i) net::forget_session(plan_.port, subscriber_id(i));
+    }
 
     void watch(net::Connection& connection, std::uint64_t tag) {
         epoll_.add(connection.fd(), EPOLLIN, tag);
@@ -331,13 +339,13 @@ void run_throughput(const Options& options) {
               .subscribers = options.count("subscribers"),
               .pattern = pattern_of(options.text("pattern")),
               .qos = static_cast<std::uint8_t>(options.count("qos")),
-              .keeps_sessions = options.count("keep") != 0,
               .payload_bytes = options.count("payload"),
               .topics = options.count("topics"),
               .has_mixed_sizes = options.count("mixed-sizes") != 0,
               .batch = options.count("batch"),
               .window = options.count("window"),
               .outstanding = options.count("outstanding"),
+              .has_kept_sessions = options.count("kept") != 0,
               .warmup_s = options.number("warmup"),
               .seconds = options.number("seconds"),
               .watch = options.list("watch")};
@@ -365,13 +373,13 @@ Command throughput_command() {
              {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i; "
                                 "scatter: topic i to subscriber i"},
              {"qos", "0", "of the publishes and of the subscriptions"},
-             {"keep", "0", "1: subscribers have sessions that outlive their connections"},
              {"payload", "64", "bytes"},
              {"mixed-sizes", "0", "1: payloads from half to one and a half times --payload, none like the next"},
              {"topics", "1", "topics of each publisher, used in turn"},
              {"batch", "64", "packets a write; at QoS 1 and 2 at most this many"},
              {"window", "100", "QoS 1 and 2: unacknowledged messages per publisher"},
              {"outstanding", "4096", "messages per publisher sent and not yet delivered"},
+             KEPT,
              {"warmup", "0.5", "seconds before counting"},
              {"seconds", "3", "seconds of counting"},
              WATCH},

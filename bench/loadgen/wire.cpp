@@ -28,11 +28,11 @@ Bytes frame(std::uint8_t first, const Bytes& body) {
 
 }  // namespace
 
-Bytes connect(std::string_view client_id, std::uint16_t keep_alive_s, bool keeps_session) {
+Bytes connect(std::string_view client_id, bool is_clean, std::uint16_t keep_alive_s) {
     Bytes body;
     append_string(body, "MQTT");
-    body.push_back(4);                          // protocol level 3.1.1
-    body.push_back(keeps_session ? 0 : 0x02);  // clean session
+    body.push_back(4);  // protocol level 3.1.1
+    body.push_back(is_clean ? 0x02 : 0x00);
     append_u16(body, keep_alive_s);
     append_string(body, client_id);
     return frame(CONNECT << 4, body);

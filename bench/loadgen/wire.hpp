@@ -103,7 +103,7 @@ inline void append_ack(Bytes& out, Type type, std::uint16_t packet_id) {
 }
 
 // Builders, for the time before the clock runs.
-Bytes connect(std::string_view client_id, std::uint16_t keep_alive_s = 300, bool keeps_session = false);
+Bytes connect(std::string_view client_id, bool is_clean = true, std::uint16_t keep_alive_s = 300);
 Bytes subscribe(std::uint16_t packet_id, const std::vector<std::string>& filters, std::uint8_t qos);
 Bytes publish(std::string_view topic, const Bytes& payload, std::uint8_t qos, bool retain = false,
               std::uint16_t packet_id = 1);
