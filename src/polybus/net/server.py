@@ -208,8 +208,11 @@ class Server:
         )
         self._mqtt_options = _mqtt_options(new)
         self._tbus_options = _tbus_options(new)
-        # The listeners stay as they are, so the next reload must compare with those.
-        self.config = msgspec.structs.replace(new, listeners=self.config.listeners)
+        # What stays as it is, the next reload must compare with.
+        old = self.config
+        self.config = msgspec.structs.replace(
+            new, listeners=old.listeners, store=old.store, streams=old.streams, http=old.http
+        )
         log.info("configuration reloaded")
 
     # -- Reception: what connections ask for -----------------------------------------------------
