@@ -92,7 +92,6 @@ def test_what_is_wrong_is_told_with_its_remedy(tmp_path: Path, text: str, proble
 
 def test_changes_need_a_restart(tmp_path: Path) -> None:
     before = load(write(tmp_path, STORE + '[[stream]]\nname = "a"\nfilters = ["a"]\n'))
-    after = load(
-        write(tmp_path, '[store]\nfolder = "b"\n[http]\nport = 1\n[[stream]]\nname = "a"\nfilters = ["b"]')
-    )
+    other = '[store]\nfolder = "b"\n[http]\nport = 1\n[[stream]]\nname = "a"\nfilters = ["b"]'
+    after = load(write(tmp_path, other))
     assert reloadable_difference(before, after) == ["store.folder", "stream[0].filters", "http.port"]
