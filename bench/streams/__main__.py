@@ -40,7 +40,8 @@ RECORDS = 2_000_000
 def main(
     quick: Annotated[bool, typer.Option(help="Short runs.")] = False,
     contender: Annotated[
-        list[str] | None, typer.Option("--with", help="Of bench.brokers: stream, stream-lz4, stream-synced, …")
+        list[str] | None,
+        typer.Option("--with", help="Of bench.brokers: stream, stream-plain, stream-4, …"),
     ] = None,
     only: Annotated[str, typer.Option(help="A part of a scenario's name, append or read.")] = "",
     runs: Annotated[int, typer.Option(min=1)] = 3,
