@@ -22,7 +22,7 @@ from polybus.session.mqtt.encoding import MQTT_311
 from polybus.store.folder import DataFolder
 from polybus.store.streams.reader import FolderSource
 from polybus.store.streams.rule import StreamRule
-from polybus.store.streams.writer import StreamSet
+from polybus.store.streams.writer import MOST_WAITING_BYTES, StreamSet
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V311, Publish
 
@@ -105,9 +105,9 @@ def append(place: Path, item: Run | Message, times: int) -> None:
         log = streams.log_of("sensors/a")
         assert log is not None
         for _ in range(times):
-            while not log.append(item):
-                time.sleep(0.001)
-                break
+            if not log.append(item):  # as a publisher is stopped
+                while streams.waiting_bytes() > MOST_WAITING_BYTES // 2:
+                    time.sleep(0.0005)
         streams.close()
 
 
