@@ -18,7 +18,7 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench bench-requests bench-clients bench-durable conformance fuzz crash cpp clean
+.PHONY: help setup run test check format bench bench-requests bench-clients bench-durable bench-streams conformance fuzz crash cpp clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -59,6 +59,9 @@ bench-durable: $(TEST_STAMP) $(SYSTEM_STAMP) ## what durable sessions cost, besi
 bench-clients: $(TEST_STAMP) $(SYSTEM_STAMP) ## the Python and C++ clients beside paho-mqtt and libmosquitto
 	@scripts/system-packages libmosquitto-dev
 	@$(BIN)/python -m bench.clients $(ARGS)
+
+bench-streams: $(TEST_STAMP) $(SYSTEM_STAMP) ## the bus with a stream of everything, beside itself without
+	@$(BIN)/python -m bench.streams $(ARGS)
 
 conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
 	@$(BIN)/python -m tests.conformance $(ARGS)

@@ -80,12 +80,16 @@ class Commits:
         return not link.held and link.waits_for < earliest
 
     def withhold(self, origins: Container[str], why: str) -> None:
-        """What these clients published will not be safe: what they were to be told is taken back."""
-        for commit in self._under_way:
-            for link, frames, _ in commit.held:
-                session = link.session
-                if session is not None and session.link is link and session.client_id in origins:
-                    link.withhold(frames, why)
+        """What these clients published will not be safe: what they were to be told is taken back, also what
+        waits for a tick that is still to come."""
+        groups = [(link, frames) for commit in self._under_way for link, frames, _ in commit.held]
+        groups += [(link, link.held) for link in self._dispatcher.awaiting]
+        withheld: dict[Link, list[bytes]] = {}
+        for link, frames in groups:
+            if link.session is not None and link.session.client_id in origins:
+                withheld.setdefault(link, []).extend(frames)
+        for link, frames in withheld.items():
+            link.withhold(frames, why)
 
     def ask(self, now: float) -> None:
         """For a commit of everything so far."""

@@ -119,8 +119,12 @@ class Streams:
         self._http = server
         return server
 
-    async def settle(self) -> None:
-        """Wait until everything taken so far is written and acknowledged."""
+    async def stop(self) -> None:
+        """Nobody reads any more; wait until everything taken so far is written and acknowledged."""
+        if self._http is not None:
+            # Its threads may wait for this one, for a password to be checked.
+            await asyncio.to_thread(self._http.close)
+            self._http = None
         done = asyncio.Event()
         self.set.commit(done.set)
         with contextlib.suppress(TimeoutError):
@@ -136,6 +140,8 @@ class Streams:
 def open_streams(config: Config, folder: DataFolder) -> Streams:
     """Raises StoreError for files that cannot be used, ConfigError if what streams need is not installed."""
     try:
+        if config.serves_http:
+            import polybus.net.http_streams  # noqa: F401 (to know now rather than later)
         from polybus.store.streams.writer import StreamSet
     except ImportError as error:
         raise ConfigError(

@@ -110,12 +110,13 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
+        access = build_access(config)
         self._open_stores()
         self.broker = Broker(
             config.limits,
             wake=self._wake,
             choose=secrets.randbelow,
-            access=build_access(config),
+            access=access,
             journal=self._state.journal if self._state is not None else None,
             ledger=self._state.ledger if self._state is not None else None,
             shared_strategy=config.mqtt.shared_strategy,
@@ -214,7 +215,7 @@ class Server:
         self.broker.now = self.loop.time()
         if self.streams is not None:
             self.broker.tick(self.broker.now)
-            await self.streams.settle()
+            await self.streams.stop()
         self.broker.stop()
         for connection in list(self._connections):
             connection.close()
@@ -256,8 +257,11 @@ class Server:
         )
         self._mqtt_options = _mqtt_options(new)
         self._tbus_options = _tbus_options(new)
-        # The listeners stay as they are, so the next reload must compare with those.
-        self.config = msgspec.structs.replace(new, listeners=self.config.listeners)
+        # What stays as it is, the next reload must compare with.
+        old = self.config
+        self.config = msgspec.structs.replace(
+            new, listeners=old.listeners, store=old.store, streams=old.streams, http=old.http
+        )
         log.info("configuration reloaded")
 
     # -- Reception: what connections ask for -----------------------------------------------------

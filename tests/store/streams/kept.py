@@ -56,6 +56,11 @@ class KeptWorld(World):
             call(*arguments)
             self.settle()
 
+    def first_posted(self) -> None:
+        """What the writer says comes before the tick."""
+        call, arguments = self._posted.get(timeout=PATIENCE_S)
+        call(*arguments)
+
     def until(self, condition: Callable[[], object], what: str = "the condition") -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
