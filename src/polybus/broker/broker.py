@@ -42,6 +42,9 @@ MAX_PENDING_BYTES: Final = 1024 * 1024
 ITEM_COST: Final = 128
 """What a message or an acknowledgement that waits for the tick costs beside its bytes."""
 
+MAX_HELD: Final = 10_000
+"""Pieces a link may have waiting for a commit before it is read no more: a disk may be slow, or hang."""
+
 LOG_AGAIN_S: Final = 10.0
 """Between two warnings of the same kind."""
 
@@ -459,6 +462,8 @@ class Broker:
             link.released([acknowledgement])
             return
         self.dispatcher.hold(link, acknowledgement)
+        if link.held_count > MAX_HELD:
+            link.wait_for_commit()
         self._grow(len(acknowledgement))
 
     def _passes(self, link: Link, is_promise: bool) -> bool:

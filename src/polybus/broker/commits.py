@@ -126,6 +126,7 @@ class Commits:
     def _release(self, commit: _Commit) -> None:
         self._open(commit.gated)
         for link, frames, _ in commit.held:
+            link.held_count -= len(frames)
             session = link.session
             if session is not None and session.link is link:  # else it went away meanwhile
                 self._dispatcher.push_all(link, frames)

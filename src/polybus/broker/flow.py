@@ -208,6 +208,7 @@ class Flow:
         if not link.held:
             self.awaiting.append(link)
         link.held.append(frame)
+        link.held_count += 1
 
     def _pump_resend(self, session: Session, link: Link, resend: deque[int]) -> None:
         while resend and not link.blocked and session.outstanding < session.window:

@@ -68,6 +68,7 @@ class Link:
         "encoding",
         "gated",
         "held",
+        "held_count",
         "messages_dropped",
         "messages_in",
         "messages_out",
@@ -86,6 +87,8 @@ class Link:
         self.outbox: list[bytes] = []
         self.held: list[bytes] = []
         """Acknowledgements, and QoS 2 packets to a kept session, that wait for the tick's commit."""
+        self.held_count = 0
+        """The same, with those whose commit is under way."""
         self.waits_for = 0
         """The commit that it must not overtake."""
         self.gated = False
@@ -141,6 +144,9 @@ class Link:
 
     def released(self, acknowledgements: list[bytes]) -> None:
         """Told when acknowledgements that waited for the commit went to the outbox."""
+
+    def wait_for_commit(self) -> None:
+        """Told when it has as many acknowledgements waiting as it may: read nothing until `released`."""
 
     def encode_again(self, packet_id: int, delivery: Delivery | None, now: float) -> bytes | None:
         """A delivery sent before, for a client that came back; without delivery, its release."""

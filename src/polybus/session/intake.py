@@ -36,6 +36,7 @@ class Pause(IntFlag):
     BACKLOG = auto()
     TURN = auto()
     STORE = auto()
+    COMMIT = auto()
 
 
 class Refusal(Enum):
@@ -239,8 +240,13 @@ class Intake(Link):
         self.broker.reply(self, frame)
         self.check_backlog()
 
+    def wait_for_commit(self) -> None:
+        self.pause(Pause.COMMIT)
+
     def released(self, acknowledgements: list[bytes]) -> None:
         self.check_backlog()
+        if self._pauses & Pause.COMMIT:
+            self.resume(Pause.COMMIT, self.broker.now)
 
     def check_backlog(self) -> None:
         """A peer that sends and never reads its replies is read again when they are gone."""

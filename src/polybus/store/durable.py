@@ -1,5 +1,6 @@
 """Durable state as a server uses it: the state file in its folder, and the thread that writes it."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -44,7 +45,11 @@ class DurableState:
     def restore(self, broker: Broker, now: float) -> Restored:
         began = time.monotonic()
         image = self._file.begin(time.time())
-        restored = restore(broker, image, ENCODINGS, now=now, progress=_tell_progress)
+        gc.disable()  # nothing of this is garbage, and a million objects are many to look at again and again
+        try:
+            restored = restore(broker, image, ENCODINGS, now=now, progress=_tell_progress)
+        finally:
+            gc.enable()
         if any(msgspec.structs.astuple(restored)):
             fields = msgspec.structs.asdict(restored) | {"took_s": round(time.monotonic() - began, 3)}
             log.info("state restored", extra={"fields": fields})

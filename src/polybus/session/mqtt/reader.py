@@ -350,7 +350,7 @@ class MqttReader(StreamLink):
             # The PUBACKs of a run are one piece, of four bytes each.
             pubacks = sum(len(a) >> 2 if a[1] == 2 else 1 for a in acknowledgements if a[0] == PUBACK)
             self.unacknowledged = max(0, self.unacknowledged - pubacks)
-        self.check_backlog()
+        super().released(acknowledgements)
 
 
 def _with_first_bytes(first_byte: int, acknowledgements: bytes, count: int) -> bytes:
