@@ -1,10 +1,12 @@
 // Load for a broker, through the client library:
 //
-//     polybus-client-bench service  --port P --topic T [--concurrency N] [--bulk M]
-//     polybus-client-bench requests --port P --topic T --window W --seconds S [--rate R] [--size N] [--bulk M]
+//     polybus-client-bench service  --port P --topic T [--pairs N] [--concurrency N] [--bulk M]
+//     polybus-client-bench requests --port P --topic T --window W --seconds S [--pairs N] [--rate R] [--size N] [--bulk M]
 //     polybus-client-bench publish  --port P --topic T --seconds S --size N [--bulk M]
 //
-// `service` answers with what it was asked until its input ends. The other two print one line of JSON.
+// `service` answers with what it was asked until its input ends. The other two print one line of JSON. There is a
+// client for each of --pairs, with a topic of its own: T/0, T/1, … A rate is that of each pair, by a schedule that
+// waits for nothing, and latency counts from the time in the schedule.
 
 #include <unistd.h>
 
@@ -60,9 +62,10 @@ private:
     std::map<std::string, std::string> values_;
 };
 
-polybus::Options options_of(const Arguments& arguments, const char* role) {
+polybus::Options options_of(const Arguments& arguments, const char* role, std::size_t number = 0) {
     polybus::Options options;
-    options.client_id = std::string("bench-") + role + "-" + std::to_string(::getpid());
+    options.client_id =
+        std::string("bench-") + role + "-" + std::to_string(::getpid()) + "-" + std::to_string(number);
     options.port = static_cast<std::uint16_t>(arguments.number("port"));
     const std::string bulk = arguments.text("bulk", "adaptive");
     if (bulk != "adaptive" && bulk != "fixed" && bulk != "off")
@@ -73,11 +76,28 @@ polybus::Options options_of(const Arguments& arguments, const char* role) {
     return options;
 }
 
+std::size_t pairs_of(const Arguments& arguments) {
+    return std::max<std::size_t>(1, static_cast<std::size_t>(arguments.number("pairs", "1")));
+}
+
+std::vector<polybus::Client> clients(const Arguments& arguments, const char* role) {
+    std::vector<polybus::Client> made;
+    for (std::size_t i = 0; i < pairs_of(arguments); ++i) made.emplace_back(options_of(arguments, role, i));
+    return made;
+}
+
+std::string topic_of(const Arguments& arguments, std::size_t pair) {
+    return arguments.text("topic") + "/" + std::to_string(pair);
+}
+
 int serve(const Arguments& arguments) {
-    polybus::Client bus{options_of(arguments, "service")};
+    std::vector<polybus::Client> buses = clients(arguments, "service");
     const auto concurrency = static_cast<std::uint16_t>(arguments.number("concurrency", "64"));
-    auto service = bus.serve(arguments.text("topic"), [](const polybus::Message& message) { return message.payload; },
-                             {.concurrency = concurrency, .inline_handler = true});
+    std::vector<polybus::Subscription> services;
+    for (std::size_t i = 0; i < buses.size(); ++i)
+        services.push_back(buses[i].serve(topic_of(arguments, i),
+                                          [](const polybus::Message& message) { return message.payload; },
+                                          {.concurrency = concurrency, .inline_handler = true}));
     std::cout << "ready" << std::endl;
     while (std::cin.get() != std::char_traits<char>::eof()) {
     }
@@ -92,6 +112,12 @@ public:
     void enter() {
         std::unique_lock lock(mutex_);
         freed_.wait(lock, [&] { return under_way_ < size_; });
+        ++under_way_;
+    }
+
+    /// Whether there is room or not.
+    void enter_late() {
+        const std::lock_guard lock(mutex_);
         ++under_way_;
     }
 
@@ -121,23 +147,30 @@ private:
 };
 
 int ask(const Arguments& arguments) {
-    polybus::Client bus{options_of(arguments, "requests")};
-    const std::string topic = arguments.text("topic");
-    const std::string payload(static_cast<std::size_t>(arguments.number("size", "16")), 'x');
-    const double rate = arguments.number("rate", "0");
+    std::vector<polybus::Client> buses = clients(arguments, "requests");
+    std::vector<std::string> topics;
+    for (std::size_t i = 0; i < buses.size(); ++i) topics.push_back(topic_of(arguments, i));
+    const std::string payload(static_cast<std::size_t>(arguments.number("size", "5")), 'x');
+    const double rate = arguments.number("rate", "0") * static_cast<double>(buses.size());
     Window window(std::max<std::size_t>(1, static_cast<std::size_t>(arguments.number("window", "1"))));
     const auto begin = Clock::now();
     const auto end = begin + std::chrono::duration_cast<Clock::duration>(Seconds(arguments.number("seconds")));
-    std::size_t count = 0;
-    for (auto now = begin; now < end; now = Clock::now(), ++count) {
+    auto due = begin;
+    for (std::size_t count = 0; due < end; ++count) {
         if (rate > 0)
-            std::this_thread::sleep_until(
-                begin + std::chrono::duration_cast<Clock::duration>(Seconds(static_cast<double>(count) / rate)));
-        window.enter();
-        bus.request_async(topic, payload, {.timeout = std::chrono::seconds(10), .inline_callback = true},
-                          [&window, sent = Clock::now()](const polybus::Outcome& outcome) {
-                              window.leave(Clock::now() - sent, outcome.ok());
-                          });
+            std::this_thread::sleep_until(due);
+        else
+            window.enter();
+        const std::size_t pair = count % buses.size();
+        if (rate > 0) window.enter_late();
+        const auto since = rate > 0 ? due : Clock::now();
+        buses[pair].request_async(topics[pair], payload, {.timeout = std::chrono::seconds(5), .inline_callback = true},
+                                  [&window, since](const polybus::Outcome& outcome) {
+                                      window.leave(Clock::now() - since, outcome.ok());
+                                  });
+        due = rate > 0 ? begin + std::chrono::duration_cast<Clock::duration>(
+                                     Seconds(static_cast<double>(count + 1) / rate))
+                       : Clock::now();
     }
     window.wait_until_empty();
     const double seconds = Seconds(Clock::now() - begin).count();
@@ -170,7 +203,7 @@ int publish(const Arguments& arguments) {
     const double handed_over = Seconds(Clock::now() - begin).count();
     bus.flush(std::chrono::minutes(2)); // a round trip behind them all: the broker has read them
     const double confirmed = Seconds(Clock::now() - begin).count();
-    std::printf("{\"messages\": %zu, \"seconds\": %.3f, \"handed_over_rate\": %.1f, \"confirmed_rate\": %.1f}\n", count,
+    std::printf("{\"messages\": %zu, \"seconds\": %.3f, \"handed_over_rate\": %.1f, \"rate\": %.1f}\n", count,
                 confirmed, static_cast<double>(count) / handed_over, static_cast<double>(count) / confirmed);
     return 0;
 }
@@ -185,8 +218,8 @@ struct Verb {
 
 int main(int argc, char** argv) {
     const std::vector<Verb> verbs = {
-        {"service", serve, {"port", "topic", "concurrency", "bulk"}},
-        {"requests", ask, {"port", "topic", "window", "seconds", "rate", "size", "bulk"}},
+        {"service", serve, {"port", "topic", "pairs", "concurrency", "bulk"}},
+        {"requests", ask, {"port", "topic", "pairs", "window", "seconds", "rate", "size", "bulk"}},
         {"publish", publish, {"port", "topic", "seconds", "size", "bulk"}},
     };
     try {

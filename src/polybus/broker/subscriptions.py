@@ -256,7 +256,7 @@ class Subscriptions:
         self._set_instance(session, topic_filter, subscription, subscribers)
         is_new = topic_filter not in session.subscriptions
         session.subscriptions[topic_filter] = subscription
-        if session.kept:
+        if session.kept and not subscription.path.startswith(STREAMS):  # how far a replay came is not kept
             self._ledger.subscription_changed(session.kept, topic_filter, subscription)
         if is_new:
             self.count += 1
@@ -293,7 +293,7 @@ class Subscriptions:
         subscription = session.subscriptions.pop(topic_filter, None)
         if subscription is None:
             return False
-        if session.kept:
+        if session.kept and not subscription.path.startswith(STREAMS):
             self._ledger.subscription_changed(session.kept, topic_filter, None)
         subscribers = self._filters.get(subscription.path)
         assert subscribers is not None
