@@ -52,7 +52,8 @@ public:
         run({"serve", "--config", config});
         CHECK_EVENTUALLY(is_ready());
         const std::string text = output();
-        port_ = static_cast<std::uint16_t>(std::stoi(text.substr(text.rfind(':') + 1)));
+        const std::size_t address = text.find("://", text.find("is ready")) + 3; // log lines may follow
+        port_ = static_cast<std::uint16_t>(std::stoi(text.substr(text.find(':', address) + 1)));
     }
 
     void kill() { stop(SIGKILL); }
@@ -114,7 +115,9 @@ private:
         }
         const std::string text = output();
         const std::size_t ready = text.find("is ready");
-        return ready != std::string::npos && text.find("://", ready) != std::string::npos && text.back() == '\n';
+        const std::size_t address = text.find("://", ready);
+        return ready != std::string::npos && address != std::string::npos &&
+               text.find('\n', address) != std::string::npos;
     }
 
     std::string configuration_;

@@ -92,7 +92,7 @@ TEST("inline service, callbacks, many threads: every request gets its own answer
         server.serve("echo", [](const Message& m) { return m.payload; }, {.concurrency = 64, .inline_handler = true});
     std::atomic<int> right{0};
     std::atomic<int> ended{0};
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     for (int t = 0; t < 4; ++t)
         threads.emplace_back([&, t] {
             for (int i = 0; i < 500; ++i) {
@@ -104,7 +104,7 @@ TEST("inline service, callbacks, many threads: every request gets its own answer
                                   });
             }
         });
-    for (std::thread& thread : threads) thread.join();
+    for (std::jthread& thread : threads) thread.join();
     CHECK_EVENTUALLY(ended == 2'000);
     CHECK_EQUAL(right.load(), 2'000);
 }
@@ -259,11 +259,10 @@ TEST("the broker is killed and started again under traffic: every request is ans
     Client server{options_for(broker, "service")}, bus{options_for(broker, "asker", &events)};
     auto service = server.serve("echo", [](const Message& m) { return m.payload; }, {.concurrency = 8});
     std::atomic<int> answered{0}, reported{0}, wrong{0};
-    std::atomic<bool> is_over{false};
-    int asked = 0;
-    std::thread traffic([&] {
-        for (; !is_over; ++asked) {
-            const std::string text = std::to_string(asked);
+    std::atomic<int> asked{0};
+    std::jthread traffic([&](const std::stop_token& over) {
+        for (; !over.stop_requested(); ++asked) {
+            const std::string text = std::to_string(asked.load());
             bus.request_async("echo", text, {.timeout = 10s}, [&, text](const Outcome& outcome) {
                 if (!outcome.ok())
                     ++reported;
@@ -272,7 +271,8 @@ TEST("the broker is killed and started again under traffic: every request is ans
                 else
                     ++wrong;
             });
-            if (asked % 16 == 0) std::this_thread::sleep_for(1ms); // a load, not a flood
+            // A load, not a flood: so many are under way at once, however long the broker is away.
+            while (asked - answered - reported - wrong > 500 && !over.stop_requested()) std::this_thread::yield();
         }
     });
     for (int round = 0; round < 3; ++round) {
@@ -285,7 +285,7 @@ TEST("the broker is killed and started again under traffic: every request is ans
     }
     const int before = answered;
     CHECK_EVENTUALLY(answered > before + 100);
-    is_over = true;
+    traffic.request_stop();
     traffic.join();
     CHECK_EVENTUALLY(answered + reported + wrong == asked);
     CHECK_EQUAL(wrong.load(), 0);

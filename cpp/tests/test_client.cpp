@@ -330,7 +330,7 @@ TEST("65,535 requests may be unfinished; the next one waits for an id") {
     for (int i = 0; i < 65'535; ++i)
         bus.request_async("t", "x", {.timeout = 600s, .inline_callback = true}, [&](const Outcome&) { ++ended; });
     CHECK_THROWS(OperationTimeout, "65,535", bus.request_async("t", "x", {.timeout = 20ms}));
-    std::thread opener([&] { answers.open(); });
+    std::jthread opener([&] { answers.open(); });
     auto pending = bus.request_async("t", "x", {.timeout = 60s});
     opener.join();
     CHECK_EVENTUALLY(ended == 1);
@@ -681,7 +681,7 @@ TEST("destruction with requests in flight: whoever waits is told") {
     fake::Broker broker(granting());
     std::atomic<int> closed{0};
     std::vector<PendingRequest> pending;
-    std::thread waiter;
+    std::jthread waiter;
     {
         Client bus{options_for(broker)};
         for (int i = 0; i < 100; ++i) {
@@ -690,7 +690,7 @@ TEST("destruction with requests in flight: whoever waits is told") {
                 if (outcome.end() == Outcome::End::closed) ++closed;
             });
         }
-        waiter = std::thread([&, mine = pending[0]]() mutable {
+        waiter = std::jthread([&, mine = pending[0]]() mutable {
             try {
                 static_cast<void>(mine.get());
             } catch (const Closed&) {
@@ -770,7 +770,7 @@ TEST("a client can be moved, and used from many threads") {
     Client first{options_for(broker)};
     Client bus = std::move(first);
     std::atomic<int> right{0};
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     for (int t = 0; t < 8; ++t)
         threads.emplace_back([&, t] {
             for (int i = 0; i < 50; ++i) {
@@ -778,7 +778,7 @@ TEST("a client can be moved, and used from many threads") {
                 if (bus.request("t", text).text() == text) ++right;
             }
         });
-    for (std::thread& thread : threads) thread.join();
+    for (std::jthread& thread : threads) thread.join();
     CHECK_EQUAL(right.load(), 400);
 }
 

@@ -174,6 +174,17 @@ TEST("a broker that never answers: the deadline is kept here, and the id stays o
     CHECK_EQUAL(silent->outcomes.size(), 1U);
 }
 
+TEST("a request that was never sent leaves nothing behind when its time is up") {
+    Script s;
+    s.connect();
+    s.lose();
+    const auto asked = s.ask(1, "t", 1s);
+    s.pass(2s);
+    CHECK(asked->outcomes.at(0).end() == End::timed_out);
+    CHECK(asked->is_forgotten);
+    CHECK(s.connect().empty());
+}
+
 TEST("after a reconnect: stored ends first, then the rest again under the same ids, in order") {
     Script s;
     s.connect();

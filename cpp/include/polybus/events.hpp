@@ -25,11 +25,12 @@ struct Disconnected {
     int code = 0;
 };
 
-/// The next attempt comes after `delay`.
+/// The next attempt comes after `delay`; `reason` is how the connection, or the attempt before, ended.
 struct Reconnecting {
     int attempt = 1;
     std::chrono::milliseconds delay{};
     std::string broker{};
+    std::string reason{};
 };
 
 /// It is over, and was not asked for: the client gave up. Every later call throws `polybus::Closed`.

@@ -39,7 +39,7 @@ struct Describe {
     std::string operator()(const event::Disconnected& e) const { return "disconnected: " + e.reason; }
     std::string operator()(const event::Reconnecting& e) const {
         return "reconnecting to " + e.broker + " in " + std::to_string(e.delay.count()) + " ms, attempt " +
-               std::to_string(e.attempt);
+               std::to_string(e.attempt) + ": " + e.reason;
     }
     std::string operator()(const event::Closed& e) const { return "closed: " + e.reason; }
     std::string operator()(const event::HandlerFailed& e) const {

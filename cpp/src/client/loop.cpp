@@ -137,7 +137,7 @@ void Loop::schedule_reconnect(const std::string& reason, Time now) {
     }
     phase_ = waiting;
     phase_deadline_ = now + attempt->delay;
-    engine_.tell(event::Reconnecting{attempt->number, attempt->delay, attempt->address.text()});
+    engine_.tell(event::Reconnecting{attempt->number, attempt->delay, attempt->address.text(), reason});
 }
 
 void Loop::lost(const std::string& reason, Time now) {

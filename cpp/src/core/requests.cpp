@@ -117,6 +117,10 @@ std::vector<Request*> RequestBook::expire(Time now) {
                 erase(id);
                 continue;
             }
+            if (!request->connection && request->bytes) { // never sent: nobody else knows this id
+                finish(id, Outcome::End::timed_out, "no connection in time");
+                continue;
+            }
             request->is_ended = true;
             watch(*request, now + quarantine);
             expired.push_back(request);
