@@ -107,12 +107,13 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
+        access = build_access(config)
         self._state = self._open_state()
         self.broker = Broker(
             config.limits,
             wake=self._wake,
             choose=secrets.randbelow,
-            access=build_access(config),
+            access=access,
             journal=self._state.journal if self._state is not None else None,
             ledger=self._state.ledger if self._state is not None else None,
             shared_strategy=config.mqtt.shared_strategy,

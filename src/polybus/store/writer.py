@@ -94,7 +94,9 @@ class StateWriter:
     def _is_written(self, batch: Batch) -> bool:
         try:
             self._file.apply(batch)
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is: if this thread ended, nobody would be answered any more
+            if not isinstance(error, sqlite3.Error):
+                log.exception("internal error while writing durable state")
             self._call(partial(self._failed, str(error)))
             return False
         return True
