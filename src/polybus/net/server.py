@@ -190,13 +190,14 @@ class Server:
         await self._wait_until_empty(1.0)
         close_access(self.broker.access)
         if self._state is not None:
-            await self._close_state(self._state)
+            self._close_state(self._state)
         log.info("stopped")
 
-    async def _close_state(self, state: DurableState) -> None:
+    def _close_state(self, state: DurableState) -> None:
+        """On the loop's thread, where nobody is left to wait: what a tick took now would come too late."""
         self.broker.drain()
         try:
-            await self.loop.run_in_executor(None, state.close)
+            state.close()
         except sqlite3.Error as error:
             log.error("the last changes could not be written", extra={"fields": {"error": str(error)}})
 

@@ -53,6 +53,8 @@ class StateWriter:
         self._thread.start()
 
     def commit(self, done: Callable[[], None]) -> None:
+        if self._is_closing.is_set():
+            return  # nobody is there to be told
         if not self._ledger.is_dirty:
             done()  # if its link waits for a batch that is being written, so does what was held
             return
