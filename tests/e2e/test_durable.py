@@ -8,6 +8,8 @@ from typing import Any, Self
 import pytest
 from paho.mqtt.client import Client
 
+from polybus.broker.records import unpack_session
+from polybus.store.state import STATE_FILE, StateFile
 from tests.e2e.conftest import StartBus
 from tests.e2e.paho_peers import connected, kept
 from tests.e2e.processes import PATIENCE_S, Served, eventually, polybus, run, unique
@@ -68,6 +70,19 @@ def test_a_stop_and_a_start(start_bus: StartBus, tmp_path: Path) -> None:
     bus = start_bus(folder=tmp_path)
     with connected(bus, client_id="kept", **kept("5")) as subscriber:
         assert subscriber.get().payload == b"before"
+
+
+def test_a_stop_writes_who_left_with_it(start_bus: StartBus, tmp_path: Path) -> None:
+    bus = start_bus(folder=tmp_path)
+    with connected(bus, client_id="kept", disconnect=False, **kept("5")):
+        bus.signal(signal.SIGTERM)
+        assert bus.process.wait(PATIENCE_S) == 0
+    file = StateFile(bus.data_path / STATE_FILE)
+    [(_, record)] = file.begin(0.0).sessions
+    file.close()
+    session = unpack_session(record)
+    assert (session.client_id, session.is_connected) == ("kept", False)
+    assert session.ends_at is not None
 
 
 def test_a_request_and_its_answer_outlive_the_bus(start_bus: StartBus, tmp_path: Path) -> None:

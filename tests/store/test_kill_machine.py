@@ -155,8 +155,16 @@ class KillMachine(RuleBasedStateMachine):
             self.subscribe(client, "a", 1 + (client.version == V5))
         self.world.disk.is_slow = True
 
+    def here(self) -> list[Client]:
+        return [client for client in self.clients if client.peer is not None]
+
+    def away(self) -> list[Client]:
+        return [client for client in self.clients if client.peer is None]
+
     def pick(self, number: int) -> Client:
-        return self.clients[number % len(self.clients)]
+        """One who is connected."""
+        here = self.here()
+        return here[number % len(here)]
 
     def connect(self, client: Client, *, clean_start: bool = False) -> None:
         world = self.world
@@ -217,8 +225,6 @@ class KillMachine(RuleBasedStateMachine):
     def publish(self, number: int, topic: str, qos: int, sizes: list[int]) -> None:
         """Several in one read, alike or not: runs of all kinds."""
         client = self.pick(number)
-        if client.peer is None:
-            return
         packets = []
         for size in sizes:
             payload = b"%06d" % next(self.numbers) + b"." * size
@@ -235,71 +241,70 @@ class KillMachine(RuleBasedStateMachine):
         client.peer.send(*packets)
         client.take()
 
+    @rule(number=st.integers(0, 3), topic=st.sampled_from(TOPICS), count=st.integers(1, 20))
+    def publish_run(self, number: int, topic: str, count: int) -> None:
+        self.publish(number, topic, 1, [0] * count)
+
     @rule(number=st.integers(0, 3), count=st.integers(1, 30))
     def reply(self, number: int, count: int) -> None:
         """The client gets round to some of what it has to answer."""
         client = self.pick(number)
-        if client.peer is None:
-            return
         client.take()
         replies, client.replies = client.replies[:count], client.replies[count:]
         if replies:
             client.peer.send(*replies)
             client.take()
 
-    @rule(number=st.integers(0, 3), topic=st.sampled_from(TOPICS), qos=st.integers(1, 2))
+    @rule(number=st.integers(0, 3), topic=st.sampled_from(TOPICS), qos=st.integers(0, 2))
     def change_subscription(self, number: int, topic: str, qos: int) -> None:
+        """To this QoS; 0: to none."""
         client = self.pick(number)
-        if client.peer is not None:
+        if qos:
             self.subscribe(client, topic, qos)
-
-    @rule(number=st.integers(0, 3), topic=st.sampled_from(TOPICS))
-    def unsubscribe(self, number: int, topic: str) -> None:
-        client = self.pick(number)
-        if client.peer is None:
             return
+        assert client.peer is not None
         packet_id = client.new_id()
         client.asked[packet_id] = topic, -1
         client.subscriptions.pop(topic, None)
         client.peer.send(Unsubscribe(packet_id, (topic,)))
         client.take()
 
+    @precondition(lambda self: len(self.here()) > 1)
     @rule(number=st.integers(0, 3))
     def drop(self, number: int) -> None:
         client = self.pick(number)
-        if client.peer is None:
-            return
         client.take()
         client.peer.drop()
         client.lose()
         client.left_at = self.world.now
 
-    @rule(number=st.integers(0, 3), clean_start=st.sampled_from([False, False, False, True]))
-    def come_back(self, number: int, clean_start: bool) -> None:
+    @precondition(lambda self: self.away())
+    @rule(number=st.integers(0, 3))
+    def come_back(self, number: int) -> None:
+        away = self.away()
+        self.connect(away[number % len(away)])
+
+    @rule(number=st.integers(0, 3), clean_start=st.booleans())
+    def take_over(self, number: int, clean_start: bool) -> None:
         client = self.pick(number)
-        if client.peer is not None:  # a takeover
-            client.take()
-            client.lose()
-            client.left_at = self.world.now
+        client.take()
+        client.lose()
+        client.left_at = self.world.now
         self.connect(client, clean_start=clean_start)
 
     @rule(seconds=st.sampled_from([0.02, 1, 40]))
     def wait(self, seconds: float) -> None:
         self.world.advance(seconds)
-
-    @rule()
-    def stamp(self) -> None:
         self.world.stamp()
         if not self.world.disk.is_slow:
             self.world.flush()
-            for client in self.clients:
-                if client.peer is not None:
-                    client.seen_until = self.world.now
+            for client in self.here():
+                client.seen_until = self.world.now
 
     @rule()
     def exchange(self) -> None:
         """Everyone answers everything, once."""
-        for number in range(len(self.clients)):
+        for number in range(len(self.here())):
             self.reply(number, 1000)
 
     @rule(is_slow=st.booleans())
@@ -314,9 +319,16 @@ class KillMachine(RuleBasedStateMachine):
         self.world.disk.write()
         self.world.settle()
 
-    @rule(downtime_s=st.sampled_from([0, 0, 0, 1, 40, 130]), is_written=st.booleans(), takes=st.booleans())
-    def kill(self, downtime_s: float, is_written: bool, takes: bool) -> None:
-        """With what is under way on the disk or not, and what was sent with its clients or not."""
+    @rule(
+        downtime_s=st.sampled_from([0, 0, 0, 1, 40, 130]),
+        is_written=st.booleans(),
+        takes=st.booleans(),
+        order=st.permutations(range(4)),
+        back=st.integers(2, 4),
+    )
+    def kill(self, downtime_s: float, is_written: bool, takes: bool, order: list[int], back: int) -> None:
+        """With what is under way on the disk or not, and what was sent with its clients or not. Most of
+        them come back at once, in any order."""
         for client in self.clients:
             if client.peer is not None:
                 if takes:
@@ -327,8 +339,11 @@ class KillMachine(RuleBasedStateMachine):
             self.world.disk.write_silently()
         is_slow = self.world.disk.is_slow
         self.world = self.world.kill(downtime_s)
-        self.world.disk.is_slow = is_slow
         check_accounts(self.world.broker)
+        check_rows(self.world)
+        for number in order[:back]:
+            self.connect(self.clients[number])
+        self.world.disk.is_slow = is_slow
 
     # -- what holds ----------------------------------------------------------------------------------------
 
@@ -431,6 +446,6 @@ def check_rows(world: LastingWorld) -> None:
 
 EXAMPLES = os.environ.get("EXAMPLES")
 KillMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 60), stateful_step_count=50, deadline=None, derandomize=not EXAMPLES
+    max_examples=int(EXAMPLES or 150), stateful_step_count=80, deadline=None, derandomize=not EXAMPLES
 )
 TestKill = KillMachine.TestCase

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.wire.mqtt.packets import V5, V311, ConnAck, PubAck, PubComp, Publish, PubRec, PubRel
+from polybus.wire.mqtt.packets import V5, V311, ConnAck, Properties, PubAck, PubComp, Publish, PubRec, PubRel
 from tests.session.harness import check_accounts, connect_packet
 from tests.store.lasting import LastingWorld
 
@@ -189,3 +189,22 @@ def test_what_is_acknowledged_at_once_is_never_written(world: LastingWorld) -> N
     world.flush()
     assert world.kill().restored.messages == 0
     assert world.broker.ledger.next_row == 3
+
+
+def test_a_long_queue(world: LastingWorld) -> None:
+    """As runs, and one by one; nothing is lost, and all in order."""
+    away = world.connect("away", V5, keeps=True)
+    away.subscribe("t", qos=1)
+    away.drop()
+    publisher = world.connect("p", V5)
+    wanted = [b"%07d" % number for number in range(20_000)]
+    for first in range(0, len(wanted), 500):
+        said = {"properties": Properties(content_type="x")} if first % 1000 else {}
+        publisher.publish("t", *wanted[first : first + 500], qos=1, **said)
+    world = world.kill()
+    assert world.restored.messages == len(wanted)
+    check_accounts(world.broker)
+    back = world.connect("away", V5, clean_start=False, keeps=True)
+    assert [p.payload for p in back.receive_all()] == wanted
+    world.flush()
+    assert world.kill().restored.messages == 0

@@ -169,14 +169,14 @@ class Server:
             raise
 
     def _close_stores(self) -> None:
-        """Blocks."""
+        """Blocks. What is logged comes before what was received, as always."""
+        if self.streams is not None:
+            self.streams.close()
         try:
             if self._state is not None:
                 self._state.close()
         except sqlite3.Error as error:
             log.error("the last changes could not be written", extra={"fields": {"error": str(error)}})
-        if self.streams is not None:
-            self.streams.close()
         if self._folder is not None:
             self._folder.close()
 
@@ -224,8 +224,9 @@ class Server:
             connection.abort()
         await self._wait_until_empty(1.0)
         close_access(self.broker.access)
+        # On the loop's thread, where nobody is left to wait: what a tick took now would come too late.
         self.broker.drain()
-        await self.loop.run_in_executor(None, self._close_stores)
+        self._close_stores()
         log.info("stopped")
 
     async def _wait_until_empty(self, timeout_s: float) -> None:

@@ -54,15 +54,17 @@ class StateWriter:
         self._waiting: list[Callable[[], None]] = []
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._is_closing = threading.Event()
+        self._held_back: Batch | None = None
         self._unwritten: Batch | None = None
         self._thread = threading.Thread(target=self._run, name="polybus-state", daemon=True)
         self._thread.start()
 
     def commit(self, done: Callable[[], None]) -> None:
+        if self._is_closing.is_set():
+            return  # nobody is there to be told
         if not self._ledger.is_dirty:
-            self._before.commit(
-                done
-            )  # if its link waits for a batch that is being written, so does what was held
+            # If its link waits for a batch that is being written, so does what was held.
+            self._before.commit(done)
             return
         self._waiting.append(done)
         if self._is_writing:
@@ -75,17 +77,26 @@ class StateWriter:
             return
         self._being_written = waiting
         self._is_writing = True
-        self._before.commit(lambda: self._batches.put(batch))
+        self._held_back = batch
+        self._before.commit(partial(self._hand_over, batch))
+
+    def _hand_over(self, batch: Batch) -> None:
+        """To the thread: what must be safe before it is."""
+        if self._held_back is batch:
+            self._held_back = None
+            self._batches.put(batch)
 
     def close(self) -> None:
-        """Write the rest, and end. Blocks. Raises sqlite3.Error if the disk does not take it."""
+        """Write the rest, and end. Blocks. What comes before this has been closed by then. Raises sqlite3.Error
+        if the disk does not take it."""
         self._is_closing.set()
         self._batches.put(None)
         self._thread.join()
+        held_back, self._held_back = self._held_back, None
         try:
-            if self._unwritten is not None:
-                self._file.apply(self._unwritten)
-            self._file.apply(self._ledger.take())
+            for batch in (self._unwritten, held_back, self._ledger.take()):
+                if batch is not None:
+                    self._file.apply(batch)
         finally:
             self._file.close()
 
@@ -102,7 +113,9 @@ class StateWriter:
     def _is_written(self, batch: Batch) -> bool:
         try:
             self._file.apply(batch)
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is: if this thread ended, nobody would be answered any more
+            if not isinstance(error, sqlite3.Error):
+                log.exception("internal error while writing durable state")
             self._call(partial(self._failed, str(error)))
             return False
         return True

@@ -1,0 +1,77 @@
+"""What is logged must be safe before the state that says it was received (OP-01).
+
+Otherwise a crash between the two loses it: its publisher sends it again, and is told that it was received.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from polybus.broker.ledger import Ledger
+from polybus.broker.message import Message
+from polybus.store.state import StateFile
+from polybus.store.writer import StateWriter
+
+
+class Slow:
+    """A journal that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], None]] = []
+
+    def commit(self, done: Callable[[], None]) -> None:
+        self.asked.append(done)
+
+
+class Stores:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "state.sqlite"
+        self.logs = Slow()
+        self.ledger = Ledger(is_durable=True)
+        self.done: list[str] = []
+        self._posted: list[Callable[[], None]] = []
+        self.writer = StateWriter(
+            StateFile(self.path, "normal"), self.ledger, self._posted.append, before=self.logs
+        )
+
+    def change(self, topic: str) -> None:
+        self.ledger.retained_changed(topic, Message(topic, b"x", 1, True))
+        self.writer.commit(lambda: self.done.append(topic))
+
+    def kept(self) -> list[str]:
+        """What is in the file."""
+        with closing(sqlite3.connect(self.path)) as file:
+            return [topic for (topic,) in file.execute("SELECT topic FROM retained ORDER BY topic")]
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    return Stores(tmp_path)
+
+
+def test_nothing_is_written_before_the_logs_have_theirs(stores: Stores) -> None:
+    stores.change("a")
+    assert len(stores.logs.asked) == 1
+    assert stores.done == []
+    assert stores.writer._batches.empty()
+    assert stores.kept() == []
+    stores.writer.close()
+
+
+def test_without_a_change_the_logs_alone_decide(stores: Stores) -> None:
+    stores.writer.commit(lambda: stores.done.append("nothing"))
+    assert stores.done == []
+    stores.logs.asked.pop()()
+    assert stores.done == ["nothing"]
+    stores.writer.close()
+
+
+def test_what_was_held_back_is_written_at_the_end(stores: Stores) -> None:
+    stores.change("a")
+    stores.change("b")
+    stores.writer.close()
+    stores.logs.asked[0]()  # too late: nobody minds
+    assert stores.kept() == ["a", "b"]
