@@ -84,9 +84,7 @@ def _damage(damage: Damage, file: str, columns: Sequence[str]) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
 
 
-def _batch(
-    data: Bytes, records: Records, h: Headers, file: str, columns: Sequence[str]
-) -> pa.RecordBatch:
+def _batch(data: Bytes, records: Records, h: Headers, file: str, columns: Sequence[str]) -> pa.RecordBatch:
     start, count = records.start, records.start.size
     is_ip = h.is_v4 | h.is_v6
     captured_payload = np.maximum(np.minimum(h.payload_end, records.end) - h.payload, 0)

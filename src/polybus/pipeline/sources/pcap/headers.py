@@ -320,7 +320,9 @@ def _bound_payload(records: Records, h: Headers) -> None:
 
 
 def _read_transport(data: Bytes, records: Records, h: Headers) -> None:
-    sound = (h.is_v4 | h.is_v6) & ~((h.wrong > 0) & (h.wrong <= Wrong.EXTENSION_SHORT) & (h.wrong != Wrong.IP_TOO_LONG))
+    sound = (h.is_v4 | h.is_v6) & ~(
+        (h.wrong > 0) & (h.wrong <= Wrong.EXTENSION_SHORT) & (h.wrong != Wrong.IP_TOO_LONG)
+    )
     has_header = sound & (h.fragment_offset == 0)
     tcp, udp = has_header & (h.protocol == TCP), has_header & (h.protocol == UDP)
     at = h.transport

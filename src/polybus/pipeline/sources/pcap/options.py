@@ -96,5 +96,7 @@ def _whole(name: str, text: str, least: int, most: int) -> int:
     digits = text[:-1] if unit > 1 else text
     value = int(digits) * unit if digits.isdecimal() and digits.isascii() else -1
     if not least <= value <= most:
-        raise UsageError(f"pcap: {name} is a number from {least} to {most} (k, m and g may follow), not {text!r}")
+        raise UsageError(
+            f"pcap: {name} is a number from {least} to {most} (k, m and g may follow), not {text!r}"
+        )
     return value

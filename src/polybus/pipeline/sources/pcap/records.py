@@ -134,14 +134,10 @@ def _blocks(data: Bytes, run: Run, offsets: Ints, kinds: npt.NDArray[np.uint8], 
     wrong[missing] = Wrong.INTERFACE
     has_time &= ~missing
     end = start + captured
-    return Records(
-        number, offsets, start, end, original, time_ns, has_time, interface, link_type, wrong
-    )
+    return Records(number, offsets, start, end, original, time_ns, has_time, interface, link_type, wrong)
 
 
-def _nanoseconds(
-    ticks: npt.NDArray[np.uint64], interface: Interface
-) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def _nanoseconds(ticks: npt.NDArray[np.uint64], interface: Interface) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Ticks as nanoseconds of the epoch, and which of them fit."""
     exponent = interface.exponent
     seconds: npt.NDArray[np.uint64]
@@ -157,5 +153,7 @@ def _nanoseconds(
         seconds, rest = np.divmod(ticks, np.uint64(10**exponent))
         rest = rest * np.uint64(10 ** (9 - exponent))
     whole = np.minimum(seconds, np.uint64(_LAST_SECOND)).astype(np.int64) + interface.offset_s
-    in_range = (seconds < _LAST_SECOND) & (np.abs(whole) < _LAST_SECOND) & (abs(interface.offset_s) < _LAST_SECOND)
+    in_range = (
+        (seconds < _LAST_SECOND) & (np.abs(whole) < _LAST_SECOND) & (abs(interface.offset_s) < _LAST_SECOND)
+    )
     return np.where(in_range, whole, 0) * _NS + rest.astype(np.int64), in_range
