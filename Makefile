@@ -11,8 +11,9 @@ RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 SYSTEM_STAMP := $(VENV)/.installed-system
 
-# A real broker and real clients to test and measure against; the compiler is for the load generator.
-SYSTEM_PACKAGES := mosquitto mosquitto-clients g++
+# A real broker and real clients to test and measure against; the compiler is for the load generator, tcpdump
+# for captures of real traffic, Java for Spark.
+SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ tcpdump java
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format bench bench-requests conformance fuzz clean

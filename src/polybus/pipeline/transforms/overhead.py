@@ -160,7 +160,7 @@ def _totals() -> list[Column]:
 
 def _sized_packets(packets: DataFrame) -> DataFrame:
     """Every TCP and UDP packet with its ports, fragments too."""
-    columns = ["file", "time", "src_port", "dst_port", wire_bytes().alias("wire_bytes")]
+    columns: list[Column | str] = ["file", "time", "src_port", "dst_port", wire_bytes().alias("wire_bytes")]
     transport = packets.where(is_packet() & F.col("protocol").isin(TCP, UDP))
     # A fragment with an error is in no datagram; it counts where its own header says a port.
     alone = transport.where(~is_fragment() | F.col("error").isNotNull()).select(*columns)

@@ -85,7 +85,7 @@ class _Datagram:
         result: list[Row] = []
         for row in parts:
             is_owner = row is owner
-            made = {name: row.get(name) for name in FRAGMENT_COLUMNS}
+            made: Row = {name: row.get(name) for name in FRAGMENT_COLUMNS}
             made |= {name: owner[name] for name in ("src_port", "dst_port")}
             made |= {"owner": owner["number"], "error": None, "payload": None}
             if is_owner and not why:

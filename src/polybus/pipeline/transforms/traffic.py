@@ -51,7 +51,7 @@ def traffic_by_type(frames: DataFrame, types: Sequence[tuple[str, str]]) -> Data
             F.sum("frame_bytes").alias("protocol_bytes"),
         )
     )
-    zeros = {"frames": 0, "delivered_bytes": 0, "protocol_bytes": 0}
+    zeros: dict[str, bool | float | int | str] = {"frames": 0, "delivered_bytes": 0, "protocol_bytes": 0}
     rows = all_types.join(sums, "traffic_type", "left").fillna(zeros)
     # What nobody asked for is shown only if there is some of it.
     rows = rows.where(~F.col("traffic_type").isin(KEEP_ALIVE, OTHER) | (F.col("frames") > 0))

@@ -44,7 +44,7 @@ def read_batches(
     Without `cut` from the beginning, without `stop` to the end. A file that is no capture gives one row
     that says so.
     """
-    view = memoryview(data)
+    view = data.data
     try:
         cut = cut or first_cut(view, data.size)
     except NotACapture as error:

@@ -110,7 +110,7 @@ def section_order(data: Buffer, pos: int, size: int) -> Order:
         raise NotACapture("the file ends inside a section header")
     for order in ("<", ">"):
         if struct.unpack_from(f"{order}I", data, pos + 8) == (_BYTE_ORDER_MAGIC,):
-            return order  # type: ignore[return-value]  # the tuple above has nothing else
+            return order
     raise NotACapture(f"the section header at byte {pos} has no byte-order magic")
 
 

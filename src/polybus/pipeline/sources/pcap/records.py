@@ -33,7 +33,7 @@ class Bytes:
             return self.data[pos].astype(np.int64)
         return self._view(dtype)[pos].astype(np.int64)
 
-    def raw(self, size: int, pos: Ints) -> npt.NDArray[np.void]:
+    def raw(self, size: int, pos: Ints) -> npt.NDArray[np.generic]:
         """`size` bytes at each position, as opaque values one behind the other."""
         return self._view(f"V{size}")[pos]
 

@@ -52,7 +52,7 @@ class PcapReader(DataSourceReader):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def partitions(self) -> list[Range]:  # type: ignore[override]  # Spark's own is a Sequence of its class
+    def partitions(self) -> list[Range]:
         """Runs on the driver, once a query. Looks for the files, and walks through large ones."""
         ranges: list[Range] = []
         for file in find_files(self._options.paths):
@@ -85,6 +85,6 @@ def _ranges(file: str, split_bytes: int) -> list[Range]:
         return [Range(file)]
     data = map_file(file)
     try:
-        return [Range(file, cut, stop) for cut, stop in cuts(memoryview(data), data.size, split_bytes)]
+        return [Range(file, cut, stop) for cut, stop in cuts(data.data, data.size, split_bytes)]
     except NotACapture:
         return [Range(file)]  # an executor says why, in a row
