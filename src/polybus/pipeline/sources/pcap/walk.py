@@ -38,6 +38,7 @@ _CONFIRMATIONS: Final = 3
 """How many records must follow a place for it to be taken as one where records begin again."""
 _SEARCH_BYTES: Final = 1 << 16
 _LARGEST_ORIGINAL: Final = 1 << 24
+_MOST_OPTIONS: Final = 1 << 16
 _IMPOSSIBLE: Final = 0
 _CUT_SHORT: Final = -1
 _SECTION: Final = -2
@@ -148,7 +149,7 @@ class Walker:
                     reason = f"a record header says that {captured} of {original} bytes were captured"
         yield from self._found(offsets, None, pos)
         if reason:
-            yield self._leave_out(pos, reason)
+            yield self._leave_out(pos, reason, _record_size(data, size, pos, state))
 
     def _blocks(self, stop: int) -> Iterator[Run | Damage]:
         """Blocks up to the next one that changes the state, or is damaged."""
@@ -208,7 +209,7 @@ class Walker:
             pos = end
         yield from self._found(offsets, kinds, pos)
         if reason:
-            yield self._leave_out(pos, reason)
+            yield self._leave_out(pos, reason, _block_size(data, size, pos, state))
 
     def _found(self, offsets: list[int], kinds: list[int] | None, pos: int) -> Iterator[Run]:
         number = self.cut.number
@@ -217,8 +218,11 @@ class Walker:
             types = None if kinds is None else np.array(kinds, np.uint8)
             yield Run(self.cut.state, number, np.array(offsets, np.int64), types)
 
-    def _leave_out(self, pos: int, reason: str) -> Damage:
-        resumes = next_record(self._data, self._size, pos + 1, self.cut.state)
+    def _leave_out(self, pos: int, reason: str, length: int) -> Damage:
+        """What is only cut short is the end of the file: a record inside it would be part of its payload."""
+        resumes = self._size
+        if length != _CUT_SHORT:
+            resumes = next_record(self._data, self._size, pos + 1, self.cut.state)
         self.cut = replace(self.cut, offset=resumes)
         return Damage(pos, resumes, reason)
 
@@ -304,6 +308,10 @@ def _block_size(data: Buffer, size: int, pos: int, state: State) -> int:
         return _SECTION
     if kind not in KNOWN_BLOCKS or length < 12 or length % 4 or length > LARGEST_BLOCK:
         return _IMPOSSIBLE
+    if kind == ENHANCED_PACKET and pos + 24 <= size:
+        (captured,) = struct.unpack_from(f"{state.order}I", data, pos + 20)
+        if not captured + 32 <= length <= captured + _MOST_OPTIONS:
+            return _IMPOSSIBLE
     if pos + length > size:
         return _CUT_SHORT
     (other,) = struct.unpack_from(f"{state.order}I", data, pos + length - 4)
