@@ -55,7 +55,9 @@ def section(order: str = "<") -> bytes:
     return block(0x0A0D0D0A, struct.pack(f"{order}IHHq", 0x1A2B3C4D, 1, 0, -1), order)
 
 
-def interface(link: int = ETHERNET, *, order: str = "<", resolution: int | None = None, offset_s: int = 0) -> bytes:
+def interface(
+    link: int = ETHERNET, *, order: str = "<", resolution: int | None = None, offset_s: int = 0
+) -> bytes:
     options = b""
     if resolution is not None:
         options += struct.pack(f"{order}HHB3x", 9, 1, resolution)
@@ -69,7 +71,12 @@ def interface(link: int = ETHERNET, *, order: str = "<", resolution: int | None 
 def enhanced(packet: Packet, *, order: str = "<", ticks: int | None = None, options: bytes = b"") -> bytes:
     ticks = packet.time_ns // 1000 if ticks is None else ticks
     head = struct.pack(
-        f"{order}IIIII", packet.interface, ticks >> 32, ticks & 0xFFFFFFFF, len(packet.data), packet.original_length
+        f"{order}IIIII",
+        packet.interface,
+        ticks >> 32,
+        ticks & 0xFFFFFFFF,
+        len(packet.data),
+        packet.original_length,
     )
     return block(6, head + packet.data + bytes(-len(packet.data) % 4) + options, order)
 
@@ -132,7 +139,12 @@ def ipv4(
 
 
 def ipv6(
-    body: bytes, following: int, *, src: str = "2001:db8::1", dst: str = "2001:db8::2", length: int | None = None
+    body: bytes,
+    following: int,
+    *,
+    src: str = "2001:db8::1",
+    dst: str = "2001:db8::2",
+    length: int | None = None,
 ) -> bytes:
     return (
         struct.pack(">IHBB", 6 << 28, len(body) if length is None else length, following, 61)
@@ -163,7 +175,9 @@ def udp(payload: bytes = b"", *, sport: int = 40001, dport: int = 1884, length: 
     return struct.pack(">HHHH", sport, dport, 8 + len(payload) if length is None else length, 0) + payload
 
 
-def table(data: bytes, *, file: str = "t.pcap", columns: Sequence[str] = tuple(COLUMNS), **options: Any) -> pa.Table:
+def table(
+    data: bytes, *, file: str = "t.pcap", columns: Sequence[str] = tuple(COLUMNS), **options: Any
+) -> pa.Table:
     """Everything that reading those bytes gives."""
     batches = list(read_batches(np.frombuffer(data, np.uint8), file, columns=columns, **options))
     for batch in batches:
@@ -178,14 +192,18 @@ def rows(data: bytes, **options: Any) -> list[dict[str, Any]]:
 class Talk:
     """Packets of a TCP connection, as both sides would send them, with whatever happens on the way."""
 
-    def __init__(self, *, client_seq: int = 1000, server_seq: int = 9000, port: int = 1883, sport: int = 40000) -> None:
+    def __init__(
+        self, *, client_seq: int = 1000, server_seq: int = 9000, port: int = 1883, sport: int = 40000
+    ) -> None:
         self.packets: list[Packet] = []
         self._seq = {True: client_seq, False: server_seq}
         self._ports = (sport, port)
         self._time = START_NS
 
-    def segment(self, to_server: bool, payload: bytes = b"", *, seq: int | None = None, flags: int = 0x18) -> Packet:
-        """A packet with that sequence number; without one, at the place where its side is, which it moves on."""
+    def segment(
+        self, to_server: bool, payload: bytes = b"", *, seq: int | None = None, flags: int = 0x18
+    ) -> Packet:
+        """A packet with that sequence number; without one, where its side is, which then moves on."""
         at = self._seq[to_server] if seq is None else seq
         if seq is None:
             self._seq[to_server] += len(payload) + bool(flags & 0x03)

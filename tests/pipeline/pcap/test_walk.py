@@ -34,7 +34,10 @@ ORDERS = ["<", ">"]
 
 def some(count: int, size: int = 30) -> list[Packet]:
     return [
-        Packet(ethernet(ipv4(udp(bytes([65 + i % 26]) * (size + i % 7), sport=1000 + i), 17)), START_NS + i * 1_001_001)
+        Packet(
+            ethernet(ipv4(udp(bytes([65 + i % 26]) * (size + i % 7), sport=1000 + i), 17)),
+            START_NS + i * 1_001_001,
+        )
         for i in range(count)
     ]
 
@@ -63,7 +66,11 @@ def test_every_kind_of_packet_block(order: str) -> None:
     data += enhanced(first, order=order) + simple(second, order=order) + obsolete(third, order=order)
     found = rows(data)
     assert [row["src_port"] for row in found] == [1000, 1001, 1002]
-    assert [row["time_ns"] for row in found] == [first.time_ns // 1000 * 1000, None, third.time_ns // 1000 * 1000]
+    assert [row["time_ns"] for row in found] == [
+        first.time_ns // 1000 * 1000,
+        None,
+        third.time_ns // 1000 * 1000,
+    ]
     assert [row["error"] for row in found] == [None] * 3
 
 
@@ -238,7 +245,10 @@ def test_ranges_give_the_same_rows_as_the_whole(
     assert parts == whole.to_pylist()
 
 
-@given(data=st.binary(max_size=400), start=st.sampled_from([pcap([]), pcap([], order=">"), section() + interface()]))
+@given(
+    data=st.binary(max_size=400),
+    start=st.sampled_from([pcap([]), pcap([], order=">"), section() + interface()]),
+)
 def test_every_byte_of_any_file_is_in_one_row(data: bytes, start: bytes) -> None:
     found = rows(start + data)
     at = len(start)
