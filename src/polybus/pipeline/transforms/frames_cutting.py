@@ -2,10 +2,12 @@
 
 Where a frame's end lies is known from its beginning. A gap inside a frame costs that frame and no other,
 for its header tells where the next begins. A gap that hides where frames begin, and a capture that starts
-in the middle, need a place to begin again: the start of a packet from which several frames follow one
-another. Bytes that are in no frame are rejected with a reason, so that every byte has one fate (PL-04).
+in the middle, need a place to begin again: one from which several frames follow one another, and more of
+them where no packet begins. Bytes that are in no frame are rejected with a reason, so that every byte has
+one fate (PL-04).
 """
 
+import itertools
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +15,10 @@ from typing import Final
 from polybus.pipeline.transforms.frames_types import Decoder, Unreadable
 
 _CONFIRMATIONS: Final = 3
+"""Frames that must follow one another from where a packet begins: senders like to begin both together."""
+_CONFIRMATIONS_INSIDE: Final = 6
+_MOST_SEARCHED: Final = 1 << 20
+"""Bytes looked at one by one; farther on only the places where packets begin."""
 
 NO_BEGINNING: Final = "no frame is known to begin here"
 BEFORE_GAP: Final = "the frame is not whole"
@@ -91,20 +97,21 @@ class _Cutter:
 
     def _find_beginning(self, start: int, data: bytes, pos: int, reason: str) -> int:
         """The next place in the run where frames seem to begin; what lies before it is rejected."""
-        first = bisect_left(self._packet_starts, start + pos)
-        for index in range(first, len(self._packet_starts)):
-            at = self._packet_starts[index] - start
-            if at >= len(data):
-                break
-            # The place that was just found to be wrong is not tried again.
-            if (at > pos or reason == NO_BEGINNING) and self._is_beginning(data, at):
+        # A place that was just found to be wrong is not tried again.
+        first = pos if reason == NO_BEGINNING else pos + 1
+        index = bisect_left(self._packet_starts, start + first)
+        packets = [at - start for at in self._packet_starts[index:] if at - start < len(data)]
+        inside = range(first, min(len(data), first + _MOST_SEARCHED))
+        is_packet = set(packets)
+        for at in itertools.chain(inside, (at for at in packets if at >= inside.stop)):
+            if self._is_beginning(data, at, _CONFIRMATIONS if at in is_packet else _CONFIRMATIONS_INSIDE):
                 self._reject(start + pos, data[pos:at], reason)
                 return at
         self._reject(start + pos, data[pos:], reason)
         return len(data)
 
-    def _is_beginning(self, data: bytes, pos: int) -> bool:
-        for step in range(_CONFIRMATIONS):
+    def _is_beginning(self, data: bytes, pos: int, confirmations: int) -> bool:
+        for step in range(confirmations):
             try:
                 size = self._decoder.measure(data, pos, self._to_server)
             except Unreadable:
@@ -114,8 +121,11 @@ class _Cutter:
             if not self._decoder.is_plausible(data, pos, size, self._to_server):
                 return False
             pos += size
-            if pos >= len(data):
+            if pos == len(data):
                 return True
+            if pos > len(data):
+                # A header alone proves little: it counts where a packet begins, or behind whole frames.
+                return step > 0 or confirmations == _CONFIRMATIONS
         return True
 
     def _reject(self, start: int, data: bytes, reason: str) -> None:

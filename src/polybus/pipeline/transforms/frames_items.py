@@ -17,7 +17,8 @@ from polybus.pipeline.transforms.frames_cutting import Cutting, Span, cut_stream
 from polybus.pipeline.transforms.frames_protocols import (
     DECODERS,
     OVER_TCP,
-    PORTS,
+    TCP_PORTS,
+    UDP_PORTS,
     UNKNOWN,
     by_beginning,
     by_datagrams,
@@ -121,7 +122,7 @@ def _server_is_target(packets: _Packets, rows: Sequence[int], ports: Mapping[int
             is_reply = bool(packets.flags[row] & tcp.ACK)
             return bool(packets.is_forward[row]) != is_reply
     source, target = packets.source[1], packets.target[1]
-    for known in (ports, PORTS):
+    for known in (ports, TCP_PORTS if packets.is_tcp else UDP_PORTS):
         if (source in known) != (target in known):
             return target in known
     # Servers listen on low ports, clients get high ones; for datagrams, the client speaks first.
@@ -201,9 +202,9 @@ class _Conversation:
         client = sides[0]
         if client.stream.has_start and client.runs and client.runs[0][0] == 0:
             found = by_beginning(client.runs[0][1])
-            return found or PORTS.get(self._server_port, UNKNOWN)
-        if self._server_port in PORTS:
-            return PORTS[self._server_port]
+            return found or TCP_PORTS.get(self._server_port, UNKNOWN)
+        if self._server_port in TCP_PORTS:
+            return TCP_PORTS[self._server_port]
         return self._tcp_protocol_by_reading(sides)
 
     def _tcp_protocol_by_reading(self, sides: list[_Side]) -> str:
@@ -335,7 +336,7 @@ class _Conversation:
     def read_udp(self) -> list[Row]:
         packets = self._packets
         protocol = self._ports.get(self._server_port) or by_datagrams(packets.payload)
-        protocol = protocol or PORTS.get(self._server_port, UNKNOWN)
+        protocol = protocol or UDP_PORTS.get(self._server_port, UNKNOWN)
         self._common["protocol"] = protocol
         decoder = DECODERS[protocol]() if protocol != UNKNOWN else None
         positions = {True: 0, False: 0}

@@ -28,14 +28,8 @@ DECODERS: Final[Mapping[str, Callable[[], Decoder]]] = {
 OVER_TCP: Final = ("amqp", "mqtt", "tbus", "tls")
 OVER_UDP: Final = ("text-udp", "mqtt-sn")
 
-PORTS: Final[Mapping[int, str]] = {
-    1883: "mqtt",
-    5035: "tbus",
-    5672: "amqp",
-    5671: "tls",
-    8883: "tls",
-    50000: "text-udp",
-}
+TCP_PORTS: Final[Mapping[int, str]] = {1883: "mqtt", 5035: "tbus", 5672: "amqp", 5671: "tls", 8883: "tls"}
+UDP_PORTS: Final[Mapping[int, str]] = {50000: "text-udp"}
 """What usually listens where, for conversations whose beginning is not in the capture."""
 
 _LEAST_READABLE: Final = 0.9
