@@ -36,7 +36,7 @@ The owner has the whole payload, or an `error` that says why there is none; the 
 INPUT_COLUMNS: Final = (
     "file", "number", "time", "src", "dst", "protocol", "src_port", "dst_port", "tcp_seq", "tcp_flags",
     "fragment_offset", "more_fragments", "transport_offset", "payload_offset", "payload_length",
-    "payload_captured", "payload",
+    "payload_captured", "payload", "original_length", "network_offset", "link_type",
 )  # fmt: skip
 
 _PATIENCE_S: Final = 60
