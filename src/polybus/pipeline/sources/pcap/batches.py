@@ -1,8 +1,9 @@
 """Records of a capture as Arrow batches, ready for Spark."""
 
-import ipaddress
+import functools
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -144,11 +145,27 @@ def _times(records: Records) -> pa.Array:
     return pa.array(records.time_ns // 1000, pa.int64(), mask=~records.has_time).cast(ARROW_TYPES["timestamp"])
 
 
-def _named(values: pa.Array, name: Callable[[object], str]) -> pa.Array:
+def _named(values: pa.Array, name: Callable[[Any], str]) -> pa.Array:
     """Texts for values of which a batch has few different ones: each is made once."""
     encoded = values.dictionary_encode()
     texts = pa.array([name(value) for value in encoded.dictionary.to_pylist()], pa.string())
     return pa.DictionaryArray.from_arrays(encoded.indices, texts).dictionary_decode()
+
+
+# The same addresses come in batch after batch.
+@functools.lru_cache(1 << 16)
+def _mac_text(value: int) -> str:
+    return value.to_bytes(6, "big").hex(":")
+
+
+@functools.lru_cache(1 << 16)
+def _ipv4_text(value: int) -> str:
+    return socket.inet_ntop(socket.AF_INET, value.to_bytes(4, "big"))
+
+
+@functools.lru_cache(1 << 16)
+def _ipv6_text(value: bytes) -> str:
+    return socket.inet_ntop(socket.AF_INET6, value)
 
 
 def _macs(data: Bytes, pos: Ints, valid: Mask) -> pa.Array:
@@ -156,18 +173,18 @@ def _macs(data: Bytes, pos: Ints, valid: Mask) -> pa.Array:
     if not valid.any():
         return pa.nulls(valid.size, pa.string())
     values = data.at(">u4", at) << 16 | data.at(">u2", at + 4)
-    return _named(pa.array(values, mask=~valid), lambda value: int(str(value)).to_bytes(6, "big").hex(":"))
+    return _named(pa.array(values, mask=~valid), _mac_text)
 
 
 def _addresses(data: Bytes, h: Headers, v4_at: int, v6_at: int) -> pa.Array:
     v4 = pa.array(data.at(">u4", np.where(h.is_v4, h.network + v4_at, 0)), mask=~h.is_v4)
-    texts = _named(v4, lambda value: str(ipaddress.IPv4Address(value)))
+    texts = _named(v4, _ipv4_text)
     if not h.is_v6.any():
         return texts
     rows = np.flatnonzero(h.is_v6)
     raw = pa.py_buffer(data.raw(16, h.network[rows] + v6_at).tobytes())
     v6 = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows.size, [None, raw])
-    named = _named(v6, lambda value: str(ipaddress.IPv6Address(value)))
+    named = _named(v6, _ipv6_text)
     where = np.zeros(h.is_v6.size, np.int64)
     where[rows] = np.arange(rows.size)
     return pc.coalesce(texts, named.take(pa.array(where, mask=~h.is_v6)))
@@ -200,4 +217,4 @@ def _slices(data: Bytes, start: Ints, length: Ints) -> pa.Array:
 def _texts(wrong: npt.NDArray[np.uint8]) -> pa.Array:
     if not wrong.any():
         return pa.nulls(wrong.size, pa.string())
-    return _named(pa.array(wrong, mask=wrong == 0), lambda code: TEXTS[int(str(code))])
+    return _named(pa.array(wrong, mask=wrong == 0), TEXTS.__getitem__)
