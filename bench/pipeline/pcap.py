@@ -115,7 +115,7 @@ def write_capture(path: Path, count: int) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, 1))
         for index in range(0, count, len(some)):
-            parts = []
+            parts: list[bytes] = []
             for offset, packet in enumerate(some[: count - index]):
                 micros = (index + offset) * 10
                 head = struct.pack(

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.pipeline.transforms.tcp import (
@@ -136,8 +136,11 @@ def test_data_in_a_syn_follows_it() -> None:
 
 
 def test_a_syn_sent_again_changes_nothing() -> None:
-    _, runs = read([(99, SYN, b""), (99, SYN, b""), (100, 0, b"ab")])
+    stream, runs = read(
+        [(99, SYN, b""), (99, SYN, b""), (100, 0, b"ab"), (102, FIN, b""), (102, FIN, b""), (103, ACK, b"")]
+    )
     assert runs == [(0, b"ab")]
+    assert [kind == Kind.RETRANSMISSION for kind in stream.kinds] == [False, True, False, False, True, False]
 
 
 def test_a_reset_ends_the_stream_whatever_its_number() -> None:
@@ -154,6 +157,7 @@ def test_bytes_from_another_time_are_left_out() -> None:
     assert stream.gaps == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=30))
 def test_coverage_equals_a_set(parts: list[tuple[int, int]]) -> None:
     coverage, seen = Coverage(), set[int]()
@@ -167,6 +171,7 @@ def test_coverage_equals_a_set(parts: list[tuple[int, int]]) -> None:
         assert all(b < c for (_, b), (c, _) in itertools.pairwise(intervals))
 
 
+@settings(deadline=None)
 @given(
     data=st.binary(min_size=1, max_size=400),
     isn=st.integers(0, (1 << 32) - 1) | st.integers((1 << 32) - 300, (1 << 32) - 1),

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polybus.pipeline.sources.pcap.batches import read_batches
@@ -220,6 +220,7 @@ def test_a_captured_length_that_does_not_fit_its_block_is_named() -> None:
     assert row["error"] == "the captured length does not fit into its block"
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 200), min_size=1, max_size=60),
     split=st.integers(1, 3000),
@@ -245,6 +246,7 @@ def test_ranges_give_the_same_rows_as_the_whole(
     assert parts == whole.to_pylist()
 
 
+@settings(deadline=None)
 @given(
     data=st.binary(max_size=400),
     start=st.sampled_from([pcap([]), pcap([], order=">"), section() + interface()]),

@@ -319,7 +319,7 @@ class _Conversation:
                 "packet": packets.number[first],
                 "last_packet": packets.number[last],
                 "packets": len(side.rows),
-                "data_packets": int(np.isin(kinds, _WITH_DATA).sum()),
+                "data_packets": int((packets.length[side.rows] > 0).sum()),
                 "retransmissions": int(np.isin(kinds, _AGAIN).sum()),
                 "out_of_order": int((kinds == tcp.Kind.OUT_OF_ORDER).sum()),
                 "keep_alives": int((kinds == tcp.Kind.KEEP_ALIVE).sum()),
@@ -387,7 +387,7 @@ class _Conversation:
         sent = sum(len(packets.payload[row]) for row in rows)
         books = {
             "packets": len(rows),
-            "data_packets": sum(packets.length[row] > 0 for row in rows).__int__(),
+            "data_packets": int((packets.length[rows] > 0).sum()),
             "retransmissions": 0,
             "out_of_order": 0,
             "keep_alives": 0,
@@ -403,7 +403,6 @@ class _Conversation:
         self._row(STREAM, to_server, first, last, Span(0, b""), books)
 
 
-_WITH_DATA: Final = (tcp.Kind.NEW, tcp.Kind.OUT_OF_ORDER, tcp.Kind.PARTLY_AGAIN, tcp.Kind.RETRANSMISSION)
 _AGAIN: Final = (tcp.Kind.PARTLY_AGAIN, tcp.Kind.RETRANSMISSION)
 
 

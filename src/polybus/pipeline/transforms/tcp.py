@@ -180,14 +180,20 @@ def reassemble(segments: Segments) -> Stream:
     seen, have = Coverage(), Coverage()
     pieces: list[Piece] = []
     again: list[tuple[int, int, int]] = []
+    controls: set[tuple[int, int]] = set()
+    """SYN and FIN take a sequence number like a byte, and are sent again like one."""
     for index in range(segments.seq.size):
         payload = segments.payload[index]
         stream.sent_bytes += len(payload)
         length = int(segments.length[index])
         start = int(positions[index])
         if not length:
+            control = (int(flags[index]) & (SYN | FIN), start)
+            is_again = bool(control[0]) and control in controls
+            controls.add(control)
             is_probe = seen.end is not None and start == seen.end - 1 and not flags[index] & (SYN | FIN | RST)
-            stream.kinds[index] = Kind.KEEP_ALIVE if is_probe else Kind.EMPTY
+            kind = Kind.RETRANSMISSION if is_again else Kind.KEEP_ALIVE if is_probe else Kind.EMPTY
+            stream.kinds[index] = kind
             continue
         anchor = seen.end if seen.end is not None else origin
         if flags[index] & RST or (anchor is not None and abs(start - anchor) > _FARTHEST):
