@@ -256,6 +256,8 @@ class _Conversation:
         """The rows of the packets that brought a span's first byte, and its last missing one."""
         pieces = side.stream.pieces
         first = bisect_right(side.starts, span.start) - 1
+        if pieces[first].stop >= span.stop:
+            return (row := side.rows[pieces[first].index]), row
         stop = bisect_left(side.starts, span.stop)
         return side.rows[pieces[first].index], max(side.rows[pieces[i].index] for i in range(first, stop))
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,7 @@ class Segments:
     payload: Sequence[bytes]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes `start` to `stop` of a stream, as packet `index` was the first to bring them."""
 
     start: int
@@ -165,61 +164,82 @@ def split_connections(seq: Ints, flags: Ints, is_forward: npt.NDArray[np.bool_])
 
 def reassemble(segments: Segments) -> Stream:
     """The stream that one side's segments of one connection make."""
-    stream = Stream(kinds=np.zeros(segments.seq.size, np.uint8))
+    stream = Stream()
     if not segments.seq.size:
         return stream
-    flags = segments.flags
-    stream.has_end = bool((flags & FIN).any())
-    stream.was_reset = bool((flags & RST).any())
-    positions = _unwind(segments)
-    is_syn = (flags & SYN) != 0
+    is_syn = (segments.flags & SYN) != 0
     stream.has_start = bool(is_syn.any())
+    stream.has_end = bool((segments.flags & FIN).any())
+    stream.was_reset = bool((segments.flags & RST).any())
+    positions = _unwind(segments)
     origin = int(positions[is_syn][0]) + 1 if stream.has_start else None
     # A SYN takes the number before the first byte; with data it carries the bytes behind it.
-    positions = positions + is_syn
-    seen, have = Coverage(), Coverage()
-    pieces: list[Piece] = []
-    again: list[tuple[int, int, int]] = []
-    controls: set[tuple[int, int]] = set()
-    """SYN and FIN take a sequence number like a byte, and are sent again like one."""
-    for index in range(segments.seq.size):
-        payload = segments.payload[index]
-        stream.sent_bytes += len(payload)
-        length = int(segments.length[index])
-        start = int(positions[index])
-        if not length:
-            control = (int(flags[index]) & (SYN | FIN), start)
-            is_again = bool(control[0]) and control in controls
-            controls.add(control)
-            is_probe = seen.end is not None and start == seen.end - 1 and not flags[index] & (SYN | FIN | RST)
-            kind = Kind.RETRANSMISSION if is_again else Kind.KEEP_ALIVE if is_probe else Kind.EMPTY
-            stream.kinds[index] = kind
-            continue
-        anchor = seen.end if seen.end is not None else origin
-        if flags[index] & RST or (anchor is not None and abs(start - anchor) > _FARTHEST):
-            stream.kinds[index] = Kind.IGNORED
-            if payload:
-                stream.ignored.append((index, IN_RESET if flags[index] & RST else OUTSIDE))
-            continue
-        before = seen.end
-        stream.kinds[index] = _kind(start, length, before, seen.add(start, start + length))
-        captured = start + len(payload)
-        if not payload:
-            continue
-        fresh = have.add(start, captured)
-        pieces += (Piece(a, b, index, a - start) for a, b in fresh)
-        known = len(payload) - sum(b - a for a, b in fresh)
-        if known:
-            stream.duplicate_bytes += known
-            again.append((start, captured, index))
-    pieces.sort(key=lambda piece: piece.start)
-    stream.conflict_bytes = _conflicts(pieces, again, segments.payload)
-    base = origin
-    if base is None or (pieces and pieces[0].start < base):
-        base = min((a for a, _ in seen.intervals()), default=0)
-    stream.pieces = [Piece(p.start - base, p.stop - base, p.index, p.skip) for p in pieces]
-    stream.gaps = _gaps(have.intervals(), seen.intervals(), base)
+    starts, flags, lengths = (positions + is_syn).tolist(), segments.flags.tolist(), segments.length.tolist()
+    sweep = _Sweep(stream, origin)
+    kinds = [
+        sweep.take(index, start, flag, length, segments.payload[index])
+        for index, (start, flag, length) in enumerate(zip(starts, flags, lengths, strict=True))
+    ]
+    stream.kinds = np.array(kinds, np.uint8)
+    sweep.finish(segments.payload)
     return stream
+
+
+class _Sweep:
+    """Goes through the segments in capture order, and knows what was seen before each."""
+
+    def __init__(self, stream: Stream, origin: int | None) -> None:
+        self._stream = stream
+        self._origin = origin
+        self._seen = Coverage()
+        """By what the headers say."""
+        self._have = Coverage()
+        """By what was captured."""
+        self._pieces: list[Piece] = []
+        self._again: list[tuple[int, int, int]] = []
+        self._controls: set[tuple[int, int]] = set()
+        """SYN and FIN take a sequence number like a byte, and are sent again like one."""
+
+    def take(self, index: int, start: int, flags: int, length: int, payload: bytes) -> Kind:
+        if not length:
+            return self._take_empty(start, flags)
+        stream, end = self._stream, self._seen.end
+        stream.sent_bytes += len(payload)
+        anchor = self._origin if end is None else end
+        if flags & RST or (anchor is not None and abs(start - anchor) > _FARTHEST):
+            if payload:
+                stream.ignored.append((index, IN_RESET if flags & RST else OUTSIDE))
+            return Kind.IGNORED
+        kind = _kind(start, length, end, self._seen.add(start, start + length))
+        if payload:
+            stop = start + len(payload)
+            fresh = self._have.add(start, stop)
+            self._pieces += [Piece(a, b, index, a - start) for a, b in fresh]
+            if fresh != [(start, stop)]:
+                stream.duplicate_bytes += len(payload) - sum(b - a for a, b in fresh)
+                self._again.append((start, stop, index))
+        return kind
+
+    def _take_empty(self, start: int, flags: int) -> Kind:
+        control = (flags & (SYN | FIN), start)
+        if control[0]:
+            if control in self._controls:
+                return Kind.RETRANSMISSION
+            self._controls.add(control)
+        elif not flags & RST and self._seen.end is not None and start == self._seen.end - 1:
+            return Kind.KEEP_ALIVE
+        return Kind.EMPTY
+
+    def finish(self, payload: Sequence[bytes]) -> None:
+        """Puts the pieces in order, and says what is missing between them."""
+        stream, pieces = self._stream, sorted(self._pieces)
+        stream.conflict_bytes = _conflicts(pieces, self._again, payload)
+        seen = self._seen.intervals()
+        base = self._origin
+        if base is None or (seen and seen[0][0] < base):
+            base = seen[0][0] if seen else 0
+        stream.pieces = [Piece(p.start - base, p.stop - base, p.index, p.skip) for p in pieces]
+        stream.gaps = _gaps(self._have.intervals(), seen, base)
 
 
 def contiguous(stream: Stream, payload: Sequence[bytes]) -> list[tuple[int, bytes]]:
