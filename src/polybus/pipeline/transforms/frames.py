@@ -15,16 +15,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from polybus.pipeline.transforms.frames_items import (
+from polybus.pipeline.transforms.frames_items import read_conversation
+from polybus.pipeline.transforms.frames_protocols import check_ports
+from polybus.pipeline.transforms.frames_rows import (
+    COUNTS,
     FRAME,
     GAP,
     INPUT_COLUMNS,
     ITEM_COLUMNS,
     REJECTED,
     STREAM,
-    read_conversation,
 )
-from polybus.pipeline.transforms.frames_protocols import check_ports
 from polybus.pipeline.transforms.packets import TCP, UDP, fragments, is_fragment, is_packet
 
 _IDENTITY: Final = (
@@ -37,10 +38,6 @@ _IDENTITY: Final = (
     "direction",
     "protocol",
 )
-_COUNTS: Final = (
-    "packets", "data_packets", "retransmissions", "out_of_order", "keep_alives", "sent_bytes",
-    "duplicate_bytes", "conflict_bytes", "missing_bytes",
-)  # fmt: skip
 _PLACE: Final = ("time", "completed", "packet", "last_packet", "position", "frame_bytes")
 
 
@@ -97,7 +94,7 @@ def gaps(read: DataFrame) -> DataFrame:
 def streams(read: DataFrame) -> DataFrame:
     """One row for each direction of a conversation: its packets, retransmissions and bytes."""
     return read.where(F.col("kind") == STREAM).select(
-        *_IDENTITY, "time", "completed", "packet", "last_packet", *_COUNTS, "ended"
+        *_IDENTITY, "time", "completed", "packet", "last_packet", *COUNTS, "ended"
     )
 
 

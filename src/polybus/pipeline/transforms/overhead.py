@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from polybus.errors import UsageError
-from polybus.pipeline.transforms.frames_items import TO_SERVER
+from polybus.pipeline.transforms.frames_rows import TO_SERVER
 from polybus.pipeline.transforms.packets import TCP, UDP, fragments, is_fragment, is_packet, wire_bytes
 
 RUNS: Final = (

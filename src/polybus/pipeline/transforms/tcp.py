@@ -56,11 +56,11 @@ class Segments:
 
 
 class Piece(NamedTuple):
-    """Bytes `start` to `stop` of a stream, as packet `index` was the first to bring them."""
+    """Bytes `start` to `stop` of a stream, as `packet` was the first to bring them."""
 
     start: int
     stop: int
-    index: int
+    packet: int
     skip: int
     """How many bytes of the packet's payload come before."""
 
@@ -238,7 +238,7 @@ class _Sweep:
         base = self._origin
         if base is None or (seen and seen[0][0] < base):
             base = seen[0][0] if seen else 0
-        stream.pieces = [Piece(p.start - base, p.stop - base, p.index, p.skip) for p in pieces]
+        stream.pieces = [Piece(p.start - base, p.stop - base, p.packet, p.skip) for p in pieces]
         stream.gaps = _gaps(self._have.intervals(), seen, base)
 
 
@@ -247,7 +247,7 @@ def contiguous(stream: Stream, payload: Sequence[bytes]) -> list[tuple[int, byte
     runs: list[tuple[int, list[bytes]]] = []
     end = None
     for piece in stream.pieces:
-        part = payload[piece.index][piece.skip : piece.skip + piece.stop - piece.start]
+        part = payload[piece.packet][piece.skip : piece.skip + piece.stop - piece.start]
         if piece.start == end:
             runs[-1][1].append(part)
         else:
@@ -286,9 +286,9 @@ def _conflicts(pieces: list[Piece], again: list[tuple[int, int, int]], payload: 
             if piece.start >= stop:
                 break
             a, b = max(start, piece.start), min(stop, piece.stop)
-            if piece.index == index or a >= b:
+            if piece.packet == index or a >= b:
                 continue
-            first = payload[piece.index][piece.skip + a - piece.start : piece.skip + b - piece.start]
+            first = payload[piece.packet][piece.skip + a - piece.start : piece.skip + b - piece.start]
             second = payload[index][a - start : b - start]
             if first != second:
                 count += sum(x != y for x, y in zip(first, second, strict=True))
