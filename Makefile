@@ -13,9 +13,9 @@ RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 SYSTEM_STAMP := $(VENV)/.installed-system
 
-# A real broker and real clients to test and measure against; the compiler is for the load generator and, with CMake
-# and OpenSSL, for the C++ client.
-SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev
+# Real brokers and clients to test and measure against; the compiler is for the load generator and, with CMake and
+# OpenSSL, for the C++ client; tcpdump for captures of real traffic, Java for Spark.
+SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev tcpdump java
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format bench bench-requests bench-clients bench-durable bench-streams conformance fuzz crash cpp clean
