@@ -1,0 +1,1 @@
+"""Spark data sources: `spark.read.format(…)` and `spark.readStream.format(…)`."""
