@@ -241,6 +241,9 @@ def summary(config: Config) -> list[str]:
         f"access rules: {len(config.acl) or 'none, everything is allowed'}",
         *([f"services with rules of their own: {len(config.services)}"] if config.services else []),
         "durable state: none, memory only",
+        *(f"stream {rule.name}: {', '.join(rule.filters)}" for rule in config.streams),
+        *([f"streams in {config.data_folder}"] if config.streams else []),
+        *([f"HTTP at http://{config.http.host}:{config.http.port}"] if config.serves_http else []),
         f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",
         *([f"events: to {server.event_file}"] if server.event_file else []),
     ]
@@ -261,6 +264,9 @@ def as_document(config: Config) -> dict[str, Any]:
         **({"service": [_as_table(service) for service in config.services]} if config.services else {}),
         "auth": _as_table(auth),
         **({"acl": [_as_table(rule) for rule in config.acl]} if config.acl else {}),
+        "store": _as_table(config.store),
+        **({"stream": [_as_table(rule) for rule in config.streams]} if config.streams else {}),
+        "http": _as_table(config.http),
     }
 
 

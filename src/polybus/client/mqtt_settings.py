@@ -23,9 +23,16 @@ class MqttSettings:
     password: bytes | None = None
     will: Will | None = None
     receive_maximum: int = 1000
+    enforces_receive_maximum: bool = True
+    """False: take what a broker sends beyond it. Mosquitto 2.0 does, when acknowledgements come in groups."""
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 64
     user_properties: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tolerated_unacknowledged(self) -> int:
+        """How many messages of QoS 1 and 2 the broker may have under way; packet ids allow no more than 65,535."""
+        return self.receive_maximum if self.version >= V5 and self.enforces_receive_maximum else 0xFFFF
 
     @property
     def gives_up_session(self) -> bool:

@@ -104,6 +104,7 @@ class MqttOptions:
             user_name=self.user,
             password=None if self.password is None else self.password.encode(),
             receive_maximum=self.receive_maximum,
+            enforces_receive_maximum=False,  # messages are acknowledged in groups
         )
 
 

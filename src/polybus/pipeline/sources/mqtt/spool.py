@@ -99,7 +99,7 @@ class SpoolWriter:
         except OSError as error:
             os.close(self._lock)
             raise SpoolBusy(
-                f"the spool {folder} is in use by another query; give each query a spool and a client id of its own"
+                f"the spool {folder} is in use by another query; each needs a spool and a client id of its own"
             ) from error
         try:
             self.identity = self._read_or_make_identity()
