@@ -31,7 +31,7 @@ class MqttSettings:
 
     @property
     def tolerated_unacknowledged(self) -> int:
-        """How many messages of QoS 1 and 2 the broker may have under way; packet ids allow no more than 65,535."""
+        """How many messages of QoS 1 and 2 the broker may have under way; packet ids allow 65,535."""
         return self.receive_maximum if self.version >= V5 and self.enforces_receive_maximum else 0xFFFF
 
     @property

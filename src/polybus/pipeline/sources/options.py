@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from polybus.errors import UsageError
@@ -77,6 +78,22 @@ class Options:
         if value not in choices:
             raise self.wrong(name, value, f"one of {', '.join(choices)}")
         return value
+
+    def password(self) -> str | None:
+        """Of the option password, or the first line of the file that passwordFile names."""
+        password, path = self.text("password"), self.text("passwordFile")
+        if password is not None and path is not None:
+            raise OptionError(f"{self._source}: give the option password or passwordFile, not both")
+        if (password is not None or path is not None) and self.text("user") is None:
+            raise OptionError(f"{self._source}: a password needs the option user")
+        if path is None:
+            return password
+        try:
+            return Path(path).read_text().partition("\n")[0].rstrip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"{self._source}: the option passwordFile: cannot read {path}: {error}"
+            ) from error
 
     def wrong(self, name: str, value: str, right: str) -> OptionError:
         return OptionError(f"{self._source}: the option {name} is {value!r}; it must be {right}")

@@ -61,7 +61,7 @@ class MqttOptions:
             version=version,
             qos=options.integer("qos", 1, low=1, high=2),
             user=options.text("user"),
-            password=_password(options),
+            password=options.password(),
             tls=_tls(options),
             session_expiry_s=options.integer("sessionExpiry", 7 * 86400, low=60, high=MAX_UINT32),
             keep_alive_s=options.integer("keepAlive", 30, low=0, high=0xFFFF),
@@ -120,20 +120,6 @@ def _filters(text: str) -> tuple[str, ...]:
         except InvalidTopic as error:
             raise OptionError(f"mqtt: the option topics: {error}") from error
     return names
-
-
-def _password(options: Options) -> str | None:
-    password, path = options.text("password"), options.text("passwordFile")
-    if password is not None and path is not None:
-        raise OptionError("mqtt: give the option password or passwordFile, not both")
-    if (password or path) and options.text("user") is None:
-        raise OptionError("mqtt: a password needs the option user")
-    if path is None:
-        return password
-    try:
-        return Path(path).read_text().rstrip("\r\n")
-    except OSError as error:
-        raise OptionError(f"mqtt: the option passwordFile: cannot read {path}: {error.strerror}") from error
 
 
 def _tls(options: Options) -> Tls | None:
