@@ -15,7 +15,7 @@ import typer
 
 import polybus
 from polybus.broker.limits import Limits
-from polybus.cli import control, messages
+from polybus.cli import control, messages, stream
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
@@ -214,6 +214,7 @@ def passwd(
 
 
 messages.register(app)
+stream.register(app)
 control.register(app)
 
 

@@ -19,7 +19,7 @@ def batch(first: int, payloads: Iterable[bytes], time: int = 1_000_000) -> pa.Re
 
 
 def message(first: int, payloads: Iterable[bytes], time: int = 1_000_000) -> bytes:
-    return b"".join(encode_batch(batch(first, payloads, time)))
+    return b"".join(encode_batch(batch(first, payloads, time))[1])
 
 
 def segment(*sizes: int, first: int = 0) -> bytes:

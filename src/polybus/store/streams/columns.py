@@ -5,7 +5,8 @@ alike packets is one piece, found by one comparison of a matrix of its bytes, an
 a step per message. Everything else is pieces of one record each.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -45,24 +46,16 @@ class Piece(msgspec.Struct, gc=False):
 class Layout(NamedTuple):
     """Where things are in a publish packet that has no properties, by protocol."""
 
-    topic_at: Callable[[bytes, int], tuple[int, int]]
-    """Where the topic begins and ends, if the packet's body begins there."""
+    topic_length_bytes: int
+    """TBus has a varint, but in runs topics are shorter than 128 bytes."""
     gap: int
     """Bytes between topic (and packet id) and payload."""
 
 
-def _mqtt_topic(wire: bytes, start: int) -> tuple[int, int]:
-    return start + 2, start + 2 + (wire[start] << 8 | wire[start + 1])
-
-
-def _tbus_topic(wire: bytes, start: int) -> tuple[int, int]:
-    return start + 1, start + 1 + wire[start]  # in runs, topics are shorter than 128 bytes
-
-
 LAYOUTS: Final[Mapping[Encoding, Layout]] = {
-    MQTT_311: Layout(_mqtt_topic, 0),
-    MQTT_5: Layout(_mqtt_topic, 1),
-    TBUS: Layout(_tbus_topic, 1),
+    MQTT_311: Layout(2, 0),
+    MQTT_5: Layout(2, 1),
+    TBUS: Layout(1, 1),
 }
 
 
@@ -71,16 +64,13 @@ def partition_of(topic: bytes, partitions: int) -> int:
     return crc32(topic) % partitions
 
 
-def pieces_of(item: Message | Run, time: int) -> Iterator[Piece]:
-    if isinstance(item, Run):
-        layout = LAYOUTS.get(item.encoding)
-        if layout is not None:
-            yield from _run_pieces(item, layout, time)
-            return
-        for message in item.messages():
-            yield _message_piece(message, time)
-    else:
-        yield _message_piece(item, time)
+def pieces_of(item: Message | Run, time: int) -> list[Piece]:
+    if not isinstance(item, Run):
+        return [_message_piece(item, time)]
+    layout = LAYOUTS.get(item.encoding)
+    if layout is None:
+        return [_message_piece(message, time) for message in item.messages()]
+    return _run_pieces(item, layout, time)
 
 
 def _message_piece(message: Message, time: int) -> Piece:
@@ -91,30 +81,30 @@ def _message_piece(message: Message, time: int) -> Piece:
     )  # fmt: skip
 
 
-def _run_pieces(run: Run, layout: Layout, time: int) -> Iterator[Piece]:
+def _run_pieces(run: Run, layout: Layout, time: int) -> list[Piece]:
+    """A step per message, but for those alike: so it does as little as it can."""
     wire, count, qos = run.wire, run.count, run.qos
     client_id = run.origin.encode()
+    is_mqtt = layout.topic_length_bytes == 2
     gap = layout.gap + 2 if qos else layout.gap
     end = len(wire)
+    pieces: list[Piece] = []
     pos = 0
     while pos < end:
         length = wire[pos + 1]
         start = pos + 2
         if length >= 0x80:
-            length &= 0x7F
-            shift = 7
-            while True:
-                byte = wire[start]
-                length |= (byte & 0x7F) << shift
-                start += 1
-                shift += 7
-                if byte < 0x80:
-                    break
+            start, length = _long_length(wire, pos)
         stop = start + length
+        if is_mqtt:
+            topic_start = start + 2
+            topic_end = topic_start + (wire[start] << 8 | wire[start + 1])
+        else:
+            topic_start = start + 1
+            topic_end = topic_start + wire[start]
         size = stop - pos
-        topic_start, topic_end = layout.topic_at(wire, start)
         alike = 1
-        if stop < end:
+        if stop < end and wire[stop + 1] == wire[pos + 1]:
             if not pos and count >= MANY and size * count == end and _are_alike(wire, count, size, topic_end):
                 alike = count
             else:
@@ -124,10 +114,23 @@ def _run_pieces(run: Run, layout: Layout, time: int) -> Iterator[Piece]:
                     at += size
                 alike = (at - pos) // size
         payload = topic_end + gap
-        yield Piece(
-            wire[topic_start:topic_end], alike, wire, payload, stop - payload, size, time, client_id, qos
-        )
+        topic = wire[topic_start:topic_end]
+        pieces.append(Piece(topic, alike, wire, payload, stop - payload, size, time, client_id, qos))
         pos += alike * size
+    return pieces
+
+
+def _long_length(wire: bytes, pos: int) -> tuple[int, int]:
+    """Where the body of a packet begins, and how long it is, if that takes more than a byte to say."""
+    length = shift = 0
+    at = pos + 1
+    while True:
+        byte = wire[at]
+        length |= (byte & 0x7F) << shift
+        at += 1
+        shift += 7
+        if byte < 0x80:
+            return at, length
 
 
 def _are_alike(wire: bytes, count: int, size: int, head: int) -> bool:
@@ -138,38 +141,95 @@ def _are_alike(wire: bytes, count: int, size: int, head: int) -> bool:
 
 def build(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
     """The records of these pieces, in their order."""
-    counts = np.array([piece.count for piece in pieces], np.int64)
-    rows = int(counts.sum())
-    payload = _payloads(pieces, counts)
-    topics = _repeated([piece.topic for piece in pieces], counts, pa.string())
-    clients = _repeated([piece.client_id for piece in pieces], counts, pa.string())
-    times = np.repeat(np.array([piece.time for piece in pieces], np.int64), counts)
-    qos = np.repeat(np.array([piece.qos for piece in pieces], np.int8), counts)
+    counts = [piece.count for piece in pieces]
+    rows = sum(counts)
+    times = _repeat([piece.time for piece in pieces], counts, np.int64)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.arange(first_offset, first_offset + rows, dtype=np.int64)),
-            pa.Array.from_buffers(SCHEMA.field(1).type, rows, [None, pa.py_buffer(times)]),
-            topics,
-            payload,
-            pa.array(qos),
-            _flags([piece.retain for piece in pieces], counts, rows),
-            clients,
+            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(_numbers(first_offset, rows))]),
+            pa.Array.from_buffers(_TIME, rows, [None, pa.py_buffer(times)]),
+            _texts([piece.topic for piece in pieces], counts, rows),
+            _payloads(pieces, counts, rows),
+            _small([piece.qos for piece in pieces], counts, rows, _ALL_QOS, np.int8),
+            _small([piece.retain for piece in pieces], counts, rows, _ALL_FLAGS, np.bool_),
+            _texts([piece.client_id for piece in pieces], counts, rows),
             _properties(pieces, rows),
-            _flags([piece.priority for piece in pieces], counts, rows),
+            _small([piece.priority for piece in pieces], counts, rows, _ALL_FLAGS, np.bool_),
         ],
         schema=SCHEMA,
     )
 
 
-def _offsets(lengths: npt.NDArray[np.int64]) -> pa.Buffer:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+_TIME: Final = SCHEMA.field("time").type
+_PROPERTIES: Final = SCHEMA.field("user_properties").type
+_READY: Final = 1 << 16
+"""Rows up to which columns that are mostly alike are cut from one that is ready."""
+_ALL_QOS: Final[Mapping[int, pa.Array]] = {qos: pa.array(np.full(_READY, qos, np.int8)) for qos in range(3)}
+_ALL_FLAGS: Final[Mapping[int, pa.Array]] = {value: pa.array(np.full(_READY, value)) for value in (False, True)}
+_NO_PROPERTIES: Final = pa.Array.from_buffers(
+    _PROPERTIES,
+    _READY,
+    [None, pa.py_buffer(bytes(4 * (_READY + 1)))],
+    children=[pa.array([], _PROPERTIES.value_type)],
+)
+
+
+def _numbers(first: int, rows: int) -> npt.NDArray[np.int64]:
+    return np.arange(first, first + rows, dtype=np.int64)
+
+
+def _repeat(values: Sequence[int], counts: Sequence[int], kind: type[np.generic]) -> npt.NDArray[np.generic]:
+    if len(values) == 1:
+        return np.full(counts[0], values[0], kind)
+    if sum(counts) == len(counts):
+        return np.array(values, kind)
+    return np.repeat(np.array(values, kind), counts)
+
+
+def _small(
+    values: Sequence[int],
+    counts: Sequence[int],
+    rows: int,
+    ready: Mapping[int, pa.Array],
+    kind: type[np.generic],
+) -> pa.Array:
+    if rows <= _READY and values.count(values[0]) == len(values):
+        return ready[values[0]].slice(0, rows)
+    return pa.array(_repeat(values, counts, kind))
+
+
+def _offsets(widths: Sequence[int], counts: Sequence[int], rows: int) -> pa.Buffer:
+    """Where each value of a column begins and the last one ends."""
+    if widths.count(widths[0]) == len(widths):
+        width = widths[0]
+        if not width:
+            return pa.py_buffer(bytes(4 * (rows + 1)))
+        return pa.py_buffer(np.arange(0, (rows + 1) * width, width, dtype=np.int32))
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(_repeat(widths, counts, np.int32), out=offsets[1:])
     return pa.py_buffer(offsets)
 
 
-def _payloads(pieces: Sequence[Piece], counts: npt.NDArray[np.int64]) -> pa.Array:
-    widths = np.array([piece.width for piece in pieces], np.int64)
-    data = np.empty(int((widths * counts).sum()), np.uint8)
+def _texts(texts: Sequence[bytes], counts: Sequence[int], rows: int) -> pa.Array:
+    if len(texts) == 1 or texts.count(texts[0]) == len(texts):
+        data = texts[0] * rows
+    else:
+        data = b"".join([text * count for text, count in zip(texts, counts, strict=True)])
+    offsets = _offsets([len(text) for text in texts], counts, rows)
+    return pa.Array.from_buffers(pa.string(), rows, [None, offsets, pa.py_buffer(data)])
+
+
+def _payloads(pieces: Sequence[Piece], counts: Sequence[int], rows: int) -> pa.Array:
+    widths = [piece.width for piece in pieces]
+    if rows == len(pieces):
+        data = pa.py_buffer(b"".join([p.wire[p.start : p.start + p.width] for p in pieces]))
+    else:
+        data = pa.py_buffer(_gather(pieces, sum(map(operator.mul, widths, counts))))
+    return pa.Array.from_buffers(pa.binary(), rows, [None, _offsets(widths, counts, rows), data])
+
+
+def _gather(pieces: Sequence[Piece], size: int) -> npt.NDArray[np.uint8]:
+    data = np.empty(size, np.uint8)
     view = data.data
     at = 0
     for piece in pieces:
@@ -185,31 +245,15 @@ def _payloads(pieces: Sequence[Piece], counts: npt.NDArray[np.int64]) -> pa.Arra
                 view[at : at + width] = piece.wire[start : start + width]
                 at += width
                 start += piece.stride
-    lengths = np.repeat(widths, counts)
-    return pa.Array.from_buffers(pa.binary(), len(lengths), [None, _offsets(lengths), pa.py_buffer(data)])
-
-
-def _repeated(texts: Sequence[bytes], counts: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
-    data = b"".join([text * count for text, count in zip(texts, counts.tolist(), strict=True)])
-    lengths = np.repeat(np.array([len(text) for text in texts], np.int64), counts)
-    return pa.Array.from_buffers(kind, len(lengths), [None, _offsets(lengths), pa.py_buffer(data)])
-
-
-def _flags(values: Sequence[bool], counts: npt.NDArray[np.int64], rows: int) -> pa.Array:
-    if True not in values:
-        return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bytes(-(-rows // 8)))])
-    return pa.array(np.repeat(np.array(values, np.bool_), counts))
+    return data
 
 
 def _properties(pieces: Sequence[Piece], rows: int) -> pa.Array:
-    kind = SCHEMA.field(7).type
-    if not any(piece.properties for piece in pieces):
-        nothing = pa.array([], kind.value_type)
-        offsets = pa.py_buffer(bytes(4 * (rows + 1)))
-        return pa.Array.from_buffers(kind, rows, [None, offsets], children=[nothing])
+    if rows <= _READY and not any(piece.properties for piece in pieces):
+        return _NO_PROPERTIES.slice(0, rows)
     pairs = [
         [{"name": name, "value": value} for name, value in piece.properties]
         for piece in pieces
         for _ in range(piece.count)
     ]
-    return pa.array(pairs, kind)
+    return pa.array(pairs, _PROPERTIES)

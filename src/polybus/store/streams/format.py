@@ -10,9 +10,10 @@ behind which Arrow reads no further, and an index of its batches.
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 SCHEMA: Final = pa.schema(
@@ -94,24 +95,32 @@ class NotASegment(ValueError):
     """These bytes are not a segment of ours; the text says why."""
 
 
-def encode_batch(batch: pa.RecordBatch, compression: Compression = "none") -> list[memoryview | bytes]:
-    """The message of a batch, in pieces to be written one behind the other."""
-    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+_OPTIONS: Final = {
+    name: pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
+    for name in ("none", "lz4", "zstd")
+}
+
+
+def encode_batch(
+    batch: pa.RecordBatch, compression: Compression = "none", at: int = 0
+) -> tuple[Batch, list[memoryview | bytes]]:
+    """What a batch is that stands at `at`, and its message, in pieces to be written one behind the other."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
+    with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS[compression]) as writer:
         writer.write_batch(batch, custom_metadata={"polybus": _BLANK_SEAL})
     whole = memoryview(sink.getvalue())
     message = whole[len(SCHEMA_BYTES) : len(whole) - len(END_OF_STREAM)]
     head = bytes(message[: 8 + _metadata_size(message, 0)])
-    at = head.index(_MARK) + len(_MARK)
-    times = batch.column(1).cast(pa.int64()).to_numpy()
-    first = batch.column(0)[0].as_py()
-    facts = f"{len(message):016x}{first:016x}{len(batch):08x}{times.min():016x}{times.max():016x}".encode()
-    before, after = head[:at], facts + head[at + 16 + len(facts) :]
+    seal = head.index(_MARK) + len(_MARK)
+    times = np.frombuffer(batch.column(1).buffers()[1], np.int64, len(batch))
+    first, rows = batch.column(0)[0].as_py(), len(batch)
+    noted = Batch(first, at, len(message), rows, int(times.min()), int(times.max()))
+    facts = f"{noted.size:016x}{first:016x}{rows:08x}{noted.min_time:016x}{noted.max_time:016x}".encode()
+    before, after = head[:seal], facts + head[seal + 16 + len(facts) :]
     after = b"%08x" % zlib.crc32(after, zlib.crc32(before)) + after
     body = message[len(head) :]
     checksum = zlib.crc32(body, zlib.crc32(after, zlib.crc32(before)))
-    return [before, b"%08x" % checksum, after, body]
+    return noted, [before, b"%08x" % checksum, after, body]
 
 
 def decode_header(data: bytes | memoryview, at: int) -> Batch | None:
@@ -246,10 +255,6 @@ def find(batches: Sequence[Batch], offset: int) -> int:
         else:
             high = middle
     return low
-
-
-def total(pieces: Iterable[memoryview | bytes]) -> int:
-    return sum(map(len, pieces))
 
 
 def _metadata_size(data: bytes | memoryview, at: int) -> int:

@@ -24,7 +24,7 @@ from polybus.store.streams import format as segments
 from polybus.store.streams.files import Files, boot_id
 from polybus.store.streams.format import Batch, Compression
 from polybus.store.streams.retention import SegmentFacts, must_roll
-from polybus.store.streams.segment import NAME, Segment, read_batch
+from polybus.store.streams.segment import Segment, read_batch
 
 log = logging.getLogger("polybus.streams")
 
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     """Each group is on the disk before it is acknowledged; else it is in the system's hands."""
 
 
-class Gone(LookupError):
+class Gone(StoreError):
     """Retention has dropped this offset."""
 
     def __init__(self, offset: int, first: int) -> None:
@@ -54,7 +54,7 @@ class Gone(LookupError):
         self.first = first
 
 
-class Damaged(LookupError):
+class Damaged(StoreError):
     """The records at this offset can not be read any more."""
 
     def __init__(self, start: int, end: int) -> None:
@@ -115,7 +115,7 @@ class Partition:
 
     def times(self) -> tuple[int, int] | None:
         """Of the oldest and the newest record, in microseconds; None: there is none."""
-        return _times(self.segments)
+        return times_of(self.segments)
 
     def span(self, start: int, stop: int) -> list[Extent]:
         """Where the batches are that hold [start, stop). Raises Gone, Damaged.
@@ -141,7 +141,7 @@ class Partition:
         if self._reserved < self.next + len(batch):
             self._reserve()
         active = self.segments[-1]
-        pieces = segments.encode_batch(batch, self.shape.compression)
+        noted, pieces = segments.encode_batch(batch, self.shape.compression, active.size_bytes)
         try:
             self._files.append(self._fd, pieces)
             if self.shape.is_synced:
@@ -149,10 +149,7 @@ class Partition:
         except OSError:
             self._take_back(active)
             raise
-        head = bytes(pieces[0]) + bytes(pieces[1]) + bytes(pieces[2])
-        noted = segments.decode_header(head, 0)
-        assert noted is not None
-        active.note(noted._replace(at=active.size_bytes))
+        active.note(noted)
         self.next = active.next
 
     def tend(self, now_us: int) -> None:
@@ -331,7 +328,7 @@ def find_time(row: Sequence[Segment], time: int, otherwise: int) -> int:
     return otherwise
 
 
-def _times(row: Sequence[Segment]) -> tuple[int, int] | None:
+def times_of(row: Sequence[Segment]) -> tuple[int, int] | None:
     held = [segment for segment in row if segment.max_time]
     return (held[0].min_time, max(segment.max_time for segment in held)) if held else None
 
@@ -344,6 +341,3 @@ def numbered_folders(folder: Path) -> list[Path]:
     """The partitions of a stream's folder, in their order."""
     found = [path for path in folder.iterdir() if path.is_dir() and path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name))
-
-
-__all__ = ["NAME", "Damaged", "Extent", "Gone", "Partition", "Shape", "find_span", "find_time", "load_segments"]

@@ -144,8 +144,7 @@ def scan_file(path: Path, *, verify: bool = True) -> segments.Scan:
         with path.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 raise NotASegment("it is empty")
-            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as data:
-                return segments.scan(data, verify=verify)
+            return segments.scan(memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)), verify=verify)
     except NotASegment as error:
         raise StoreError(f"{path} is not a segment of a stream: {error}; move it away") from error
 
