@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -54,10 +55,13 @@ class Place(Protocol):
         """All records there are of this range, once each, in order. Raises Gone, Damaged."""
 
 
-def open_place(options: PolybusOptions) -> Place:
+@contextmanager
+def open_place(options: PolybusOptions) -> Iterator[Place]:
     if options.folder is not None:
-        return FolderPlace(options.folder, options.stream)
-    return HttpPlace(options)
+        yield FolderPlace(options.folder, options.stream)
+    else:
+        with closing(HttpPlace(options)) as place:
+            yield place
 
 
 class HttpPlace:
@@ -75,6 +79,9 @@ class HttpPlace:
         if options.user is not None:
             login = f"{options.user}:{options.password or ''}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+
+    def close(self) -> None:
+        self._connection.close()
 
     def held(self) -> Mapping[int, Held]:
         facts = self._json("")

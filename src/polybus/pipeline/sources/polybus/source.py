@@ -75,13 +75,12 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:
         """Runs on the driver, once in the life of a checkpoint."""
-        place = open_place(self._options)
-        return as_offset(positions(place, place.held(), "startingOffsets", self._options.starting))
+        with open_place(self._options) as place:
+            return as_offset(positions(place, place.held(), "startingOffsets", self._options.starting))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Runs on the driver, once."""
-        held = open_place(self._options).held()
-        self._target = as_offset({partition: each.next for partition, each in held.items()})
+        self._target = self.reportLatestOffset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_rows) if self._options.max_rows else ReadAllAvailable()
@@ -89,25 +88,27 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Runs on the driver, once per batch."""
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        held = open_place(self._options).held()
-        planned = plan(start, held, max_rows=max_rows, until=self._target)
+        planned = plan(start, self._held(), max_rows=max_rows, until=self._target)
         self._note_loss(planned.lost)
         return planned.offset
 
-    def reportLatestOffset(self) -> Offset | None:
+    def reportLatestOffset(self) -> Offset:
         """Runs on the driver, for progress reports: how far the stream is."""
-        held = open_place(self._options).held()
-        return as_offset({partition: each.next for partition, each in held.items()})
+        return as_offset({partition: each.next for partition, each in self._held().items()})
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Runs on the driver, once per batch; after a restart, first for the batch that was cut short."""
-        found, lost = pieces(start, end, open_place(self._options).held())
+        found, lost = pieces(start, end, self._held())
         self._note_loss(lost)
         return _tasks(found, self._options.rows_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on executors, once per task."""
         return read_piece(self._options, partition.value)
+
+    def _held(self) -> Mapping[int, Held]:
+        with open_place(self._options) as place:
+            return place.held()
 
     def _note_loss(self, lost: tuple[str, ...]) -> None:
         if lost:
@@ -120,10 +121,11 @@ class PolybusBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Runs on the driver, once per action."""
-        options, place = self._options, open_place(self._options)
-        held = place.held()
-        start = positions(place, held, "startingOffsets", options.starting)
-        end = positions(place, held, "endingOffsets", options.ending)
+        options = self._options
+        with open_place(options) as place:
+            held = place.held()
+            start = positions(place, held, "startingOffsets", options.starting)
+            end = positions(place, held, "endingOffsets", options.ending)
         for partition, stop in end.items():
             if stop > held[partition].next:
                 raise OptionError(
@@ -171,21 +173,21 @@ def note_loss(options: PolybusOptions, text: str) -> None:
 
 def _records(options: PolybusOptions, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Those of the piece; retention and damage may have been quicker than the plan."""
-    place = open_place(options)
     partition, at, end = piece
-    while at < end:
-        try:
-            for batch in place.records(partition, at, end):
-                if len(batch):
-                    at = batch.column(0)[-1].as_py() + 1
-                    yield batch
-            return
-        except Gone as gone:
-            following, why = min(gone.first, end), "were dropped by retention"
-        except Damaged as damaged:
-            following, why = min(damaged.end, end), "are damaged"
-        note_loss(options, f"offsets {at} to {following - 1} of partition {partition} {why}")
-        at = max(following, at + 1)
+    with open_place(options) as place:
+        while at < end:
+            try:
+                for batch in place.records(partition, at, end):
+                    if len(batch):
+                        at = batch.column(0)[-1].as_py() + 1
+                        yield batch
+                return
+            except Gone as gone:
+                following, why = min(gone.first, end), "were dropped by retention"
+            except Damaged as damaged:
+                following, why = min(damaged.end, end), "are damaged"
+            note_loss(options, f"offsets {at} to {following - 1} of partition {partition} {why}")
+            at = max(following, at + 1)
 
 
 def _tasks(found: list[Piece], rows_per_task: int) -> list[InputPartition]:
