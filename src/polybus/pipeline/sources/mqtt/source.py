@@ -174,7 +174,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["spool"] != spool.identity.id:
             self._lost(
                 f"the spool in {spool.folder} is not the one that this query read before ({start['spool']}); "
-                "what the former held from row {row} on is lost to this query"
+                f"what the former held from row {row} on is lost to this query"
             )
             return spool.first
         if row > spool.next:
