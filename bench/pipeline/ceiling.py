@@ -59,7 +59,7 @@ class CeilingReader(DataSourceReader):
 
 class CeilingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = dict(options)
+        self._options = options  # names in any case
 
     def initialOffset(self) -> dict[str, int]:
         return {"row": 0}

@@ -1,5 +1,6 @@
 """The `polybus` source beside its ceiling: by HTTP from a broker process, and straight from its folder."""
 
+import json
 import socket
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +27,7 @@ from polybus.store.streams.stream import Stream
 
 PARTITIONS: Final = 2
 BATCH_ROWS: Final = 16_384
-SIZES, QUICK_SIZES = (1_000_000, 3_000_000, 10_000_000), (200_000,)
+SIZES, QUICK_SIZES = (1_000_000, 3_000_000, 10_000_000), (400_000,)
 MICRO_BATCH: Final = 100_000
 NAME: Final = "bench"
 
@@ -69,7 +71,7 @@ def run(console: Console, quick: bool) -> None:
                         taken = side_by_side(works, runs)
                         table.add_row(label, f"{rows:,}", *_cells(taken, rows))
                 console.print(table)
-                _micro_batches(console, spark, folder, places["url"], 4 if quick else 12)
+                _micro_batches(console, spark, folder, places["url"], max(sizes), 4 if quick else 10)
         finally:
             spark.stop()
 
@@ -82,21 +84,31 @@ def _cells(taken: dict[str, float], rows: int) -> list[str]:
     return cells
 
 
-def _micro_batches(console: Console, spark, folder: Path, place: dict[str, str], count: int) -> None:  # type: ignore[no-untyped-def]
-    """As many as the smallest stream allows."""
+def _micro_batches(
+    console: Console, spark: SparkSession, folder: Path, place: dict[str, str], rows: int, count: int
+) -> None:
+    """Of the last records of the stream, so many batches."""
     limit = {"maxRowsPerBatch": str(MICRO_BATCH)}
-    rows = str(MICRO_BATCH * count)
-    source = spark.readStream.format("polybus").options(**place, **limit, stream=NAME).load()
+    start = (rows - MICRO_BATCH * count) // PARTITIONS
+    starting = json.dumps({str(partition): start for partition in range(PARTITIONS)})
+    source = (
+        spark.readStream.format("polybus")
+        .options(**place, **limit, stream=NAME, startingOffsets=starting)
+        .load()
+    )
     ceiling = (
         spark.readStream.format("ceiling")
-        .options(**limit, rows=rows, tasks=str(PARTITIONS), batch=str(folder / "batch.arrow"))
+        .options(
+            **limit, rows=str(MICRO_BATCH * count), tasks=str(PARTITIONS), batch=str(folder / "batch.arrow")
+        )
         .load()
     )
     times = {"ceiling": batch_times(ceiling, folder / "c"), "polybus": batch_times(source, folder / "s")}
-    medians = {name: statistics.median(each) for name, each in times.items()}
+    medians = {name: statistics.median(each[:count]) for name, each in times.items()}
     console.print(
-        f"a micro-batch of {MICRO_BATCH:,} messages to Parquet, median: polybus {medians['polybus']:.2f} s, "
-        f"ceiling {medians['ceiling']:.2f} s, ratio {medians['polybus'] / medians['ceiling']:.2f}"
+        f"a micro-batch of {MICRO_BATCH:,} messages to Parquet, median of {count - 1}: "
+        f"polybus {medians['polybus']:.2f} s, ceiling {medians['ceiling']:.2f} s, "
+        f"ratio {medians['polybus'] / medians['ceiling']:.2f}"
     )
 
 
@@ -127,7 +139,7 @@ def write_stream(data_folder: Path, rows: int) -> None:
     stream = Stream(place, rule, is_synced=False, files=Files())
     template = batch(0)
     for partition in stream.partitions:
-        while partition.next < rows // PARTITIONS + BATCH_ROWS:
+        while partition.next < rows // PARTITIONS:
             offsets = pa.array(np.arange(partition.next, partition.next + BATCH_ROWS), pa.int64())
             partition.append(pa.RecordBatch.from_arrays([offsets, *template.columns[1:]], schema=SCHEMA))
             partition.tend(0)
