@@ -20,6 +20,7 @@ from rich.table import Table
 
 from bench.pipeline.ceiling import PAYLOAD_BYTES, batch_times, noop, parquet, prepare, session, side_by_side
 from polybus.pipeline.sources.polybus.schema import with_partition
+from polybus.pipeline.sources.polybus.source import PolybusSource
 from polybus.store.streams.files import Files
 from polybus.store.streams.format import SCHEMA
 from polybus.store.streams.rule import StreamRule
@@ -39,6 +40,9 @@ def run(console: Console, quick: bool) -> None:
         folder = Path(name)
         write_stream(folder / "data", max(sizes))
         prepare(with_partition(batch(0), 0), folder / "batch.arrow")
+        with serving(folder) as url:
+            _without_spark(console, {"url": url}, "HTTP")
+        _without_spark(console, {"folder": str(folder / "data")}, "folder")
         spark = session()
         try:
             with serving(folder) as url:
@@ -60,8 +64,9 @@ def run(console: Console, quick: bool) -> None:
                         for place, options in places.items()
                     }
                     frames = {"ceiling": ceiling, **sources}
-                    for frame in frames.values():
-                        noop(frame.limit(1))  # starts the processes that the others use again
+                    if rows == min(sizes):
+                        for frame in frames.values():
+                            noop(frame)  # starts the processes that the others use again
                     to_noop = {key: lambda f=frame: noop(f) for key, frame in frames.items()}
                     to_parquet = {
                         key: lambda f=frame, k=key: parquet(f, folder / f"out-{k}")
@@ -74,6 +79,18 @@ def run(console: Console, quick: bool) -> None:
                 _micro_batches(console, spark, folder, places["url"], max(sizes), 4 if quick else 10)
         finally:
             spark.stop()
+
+
+def _without_spark(console: Console, place: dict[str, str], name: str) -> None:
+    """What the reader itself costs, by this process's CPU: a busy machine does not change it."""
+    source = PolybusSource({**place, "stream": NAME})
+    reader = source.reader(source.schema())
+    rows, began = 0, time.process_time()
+    for task in reader.partitions():
+        rows += sum(map(len, reader.read(task)))
+    console.print(
+        f"polybus, {name}: the reader alone {rows / (time.process_time() - began):,.0f} rows per CPU second"
+    )
 
 
 def _cells(taken: dict[str, float], rows: int) -> list[str]:

@@ -20,7 +20,9 @@ def main() -> None:
         .config("spark.driver.memory", "700m")
         .config("spark.executor.memory", "500m")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
+        # These JVMs do not live long enough for the better compiler to pay.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
