@@ -301,6 +301,12 @@ def test_broker_that_overruns_our_receive_maximum_is_cut_off(make: Make) -> None
     script.expect(Disconnect, reason_code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
 
+def test_or_is_not_if_so_told(make: Make) -> None:
+    script = make(receive_maximum=2, enforces_receive_maximum=False).connect()
+    script.reply(*(Publish("a", qos=1, packet_id=n) for n in (1, 2, 3)))
+    assert len(script.take(Received)) == 3
+
+
 def test_topic_alias_stands_for_its_topic(make: Make) -> None:
     alias = Properties(topic_alias=3)
     script = make().connect().reply(Publish("a", b"1", properties=alias), Publish("", b"2", properties=alias))

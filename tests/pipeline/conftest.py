@@ -1,3 +1,5 @@
+"""One Spark session for all tests of the pipeline."""
+
 import os
 import sys
 from collections.abc import Iterator

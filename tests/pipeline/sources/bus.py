@@ -1,0 +1,58 @@
+"""`polybus serve` with a stream, on ports that stay the same when it is killed and started again."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e.processes import POLYBUS, eventually
+from tests.pipeline.sources.mosquitto import free_port
+
+CONFIG = """
+[[listener]]
+port = {port}
+[store]
+folder = "data"
+[http]
+port = {http_port}
+[[stream]]
+name = "fleet"
+filters = ["fleet/#"]
+partitions = 2
+segment_bytes = 65536
+"""
+
+
+class StreamingBus:
+    def __init__(self, folder: Path) -> None:
+        self.port, http_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{http_port}"
+        self.stream_folder = folder / "data" / "streams" / "fleet"
+        self._config = folder / "polybus.toml"
+        self._config.write_text(CONFIG.format(port=self.port, http_port=http_port))
+        self._log = folder / "bus.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("wb") as log:
+            command = [*POLYBUS, "serve", "--config", str(self._config)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        eventually(lambda: b"is ready" in self._log.read_bytes(), self._log.read_text)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(20)
+            self._process = None
+
+
+@contextmanager
+def running_bus(folder: Path) -> Iterator[StreamingBus]:
+    folder.mkdir(parents=True, exist_ok=True)
+    bus = StreamingBus(folder)
+    try:
+        bus.start()
+        yield bus
+    finally:
+        bus.stop()

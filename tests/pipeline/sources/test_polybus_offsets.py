@@ -1,0 +1,129 @@
+"""What a batch reads and where it ends, without Spark and without a broker."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.pipeline.sources.options import OptionError
+from polybus.pipeline.sources.polybus.offsets import (
+    Held,
+    Piece,
+    as_offset,
+    parse_positions,
+    pieces,
+    plan,
+    share,
+)
+
+HELD = {0: Held(0, 100), 1: Held(0, 50)}
+
+
+def test_an_offset_has_one_text() -> None:
+    """Spark compares offsets as text: another order would be another offset."""
+    assert json.dumps(as_offset({10: 1, 2: 3})) == json.dumps(as_offset({2: 3, 10: 1})) == '{"2": 3, "10": 1}'
+
+
+def test_a_batch_goes_to_the_end() -> None:
+    assert plan({"0": 10, "1": 0}, HELD) == ({"0": 100, "1": 50}, ())
+
+
+def test_nothing_new_is_the_same_offset() -> None:
+    start = {"0": 100, "1": 50}
+    assert json.dumps(plan(start, HELD).offset) == json.dumps(start)
+
+
+def test_a_limit_is_shared_by_what_there_is() -> None:
+    assert plan({"0": 0, "1": 0}, HELD, max_rows=30).offset == {"0": 20, "1": 10}
+
+
+def test_a_target_is_not_passed() -> None:
+    """AvailableNow: what comes later belongs to the next run, and so does a partition that comes later."""
+    held = {**HELD, 2: Held(0, 7)}
+    assert plan({"0": 10, "1": 0}, held, until={"0": 60, "1": 50}).offset == {"0": 60, "1": 50, "2": 0}
+
+
+def test_a_new_partition_begins_at_its_first_record() -> None:
+    planned = plan({"0": 100}, HELD)
+    assert planned == ({"0": 100, "1": 50}, ())
+    assert pieces({"0": 100}, planned.offset, HELD) == ([Piece(1, 0, 50)], ())
+
+
+def test_what_retention_dropped_is_told_and_counted() -> None:
+    held = {0: Held(40, 100)}
+    planned = plan({"0": 10, "skipped": 5}, held)
+    assert planned.offset == {"0": 100, "skipped": 35}
+    assert planned.lost == ("offsets 10 to 39 of partition 0 were dropped by retention",)
+    found, lost = pieces({"0": 10}, planned.offset, held)
+    assert found == [Piece(0, 40, 100)]
+    assert "10 to 39" in lost[0]
+
+
+def test_a_stream_that_was_begun_anew_is_told() -> None:
+    planned = plan({"0": 500}, {0: Held(0, 20)})
+    assert planned.offset == {"0": 20}
+    assert "begun anew" in planned.lost[0]
+    assert pieces({"0": 500}, planned.offset, {0: Held(0, 20)}) == ([Piece(0, 0, 20)], ())
+
+
+def test_a_batch_of_the_checkpoint_that_is_not_there_is_told() -> None:
+    found, lost = pieces({"0": 5}, {"0": 30}, {0: Held(0, 20)})
+    assert found == [Piece(0, 5, 20)]
+    assert "offsets 20 to 29 of partition 0" in lost[0]
+
+
+def test_a_partition_that_is_gone_is_told() -> None:
+    assert "partition 1" in plan({"0": 5, "1": 5}, {0: Held(0, 20)}).lost[0]
+    found, lost = pieces({"0": 5, "1": 5}, {"0": 9, "1": 9}, {0: Held(0, 20)})
+    assert found == [Piece(0, 5, 9)]
+    assert "partition 1" in lost[0]
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(0, 1000), min_size=1), st.integers(1, 3000))
+def test_a_share_is_never_too_much_and_never_nothing(available: dict[int, int], max_rows: int) -> None:
+    taken = share(available, max_rows)
+    assert sum(taken.values()) == min(sum(available.values()), max_rows)
+    assert all(0 <= taken[each] <= available[each] for each in available)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(1, 50), st.integers())
+def test_batches_follow_one_another_without_gap_or_overlap(sizes: list[int], max_rows: int, seed: int) -> None:
+    """However a stream grows meanwhile, the pieces of all batches are the stream."""
+    chance = random.Random(seed)
+    held = {partition: Held(0, 0) for partition in range(len(sizes))}
+    offset = as_offset(dict.fromkeys(held, 0))
+    read: dict[int, list[int]] = {partition: [] for partition in held}
+    goal = sum(sizes)
+    while sum(map(len, read.values())) < goal:
+        held = {p: Held(0, min(each.next + chance.randrange(60), sizes[p])) for p, each in held.items()}
+        end = plan(offset, held, max_rows=max_rows).offset
+        for piece in pieces(offset, end, held)[0]:
+            read[piece.partition] += range(piece.start, piece.end)
+        offset = json.loads(json.dumps(end))
+    assert read == {partition: list(range(size)) for partition, size in enumerate(sizes)}
+
+
+def test_explicit_offsets() -> None:
+    text = '{"0": 7, "1": "latest"}'
+    assert parse_positions("startingOffsets", text, HELD) == {0: 7, 1: 50}
+    assert parse_positions("startingOffsets", '{"0": "earliest", "1": 0}', HELD) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "earliest, latest"),
+        ("[1]", "earliest, latest"),
+        ('{"0": 1}', "every partition"),
+        ('{"0": 1, "1": 1, "2": 1}', "every partition"),
+        ('{"0": -1, "1": 1}', "partition 0"),
+        ('{"0": 1, "1": true}', "partition 1"),
+        ('{"0": 1, "1": "soon"}', "partition 1"),
+    ],
+)
+def test_wrong_offsets_are_named(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match="startingOffsets") as caught:
+        parse_positions("startingOffsets", text, HELD)
+    assert said in str(caught.value)
