@@ -33,7 +33,7 @@ class Script:
         return self.expect(Connect).reply(ack or ConnAck())
 
     def lose(self) -> Self:
-        self.core.take_output()
+        self.core.take_output(now=self.now)
         self.core.connection_lost()
         return self
 
@@ -104,7 +104,7 @@ class Script:
         return self.events[-1]
 
     def _collect(self) -> None:
-        data, pos = self.core.take_output(), 0
+        data, pos = self.core.take_output(now=self.now), 0
         while (frame := next_frame(data, pos, MAX_SIZE)) is not None:
             first_byte, start, pos = frame
             self._sent.append(decode(first_byte, data[start:pos], self.version))

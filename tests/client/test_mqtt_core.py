@@ -90,7 +90,7 @@ def test_refusal_names_its_reason(
     make: Make, version: int, code: int, reason_code: ReasonCode, may_retry: bool
 ) -> None:
     script = make(version).connect(ConnAck(code))
-    error, retry = script.ended
+    error, retry, _ = script.ended
     assert isinstance(error, ConnectRefused)
     assert error.reason_code == reason_code
     assert reason_code.name.replace("_", " ").lower() in str(error)
@@ -112,7 +112,12 @@ def test_session_is_kept_over_a_break_and_given_up_at_the_end(make: Make) -> Non
         V5,
         True,
         60,
-        properties=Properties(session_expiry_s=60, receive_maximum=1000, topic_alias_maximum=64),
+        properties=Properties(
+            session_expiry_s=60,
+            receive_maximum=1000,
+            topic_alias_maximum=64,
+            request_response_information=1,
+        ),
     )
     script.reply(ConnAck()).lose().core.connect(now=0)
     script.expect(Connect, clean_start=False).reply(ConnAck(session_present=True))
@@ -248,14 +253,14 @@ def test_bad_topic_is_the_callers_fault(make: Make, topic: str, qos: int) -> Non
 def test_withdrawn_publish_is_never_sent(make: Make) -> None:
     script = make()
     token = script.publish("a", qos=1)
-    assert script.core.abandon(token)
+    assert script.core.abandon(token, now=script.now)
     script.connect().expect_nothing()
 
 
 def test_sent_publish_cannot_be_withdrawn(make: Make) -> None:
     script = make().connect()
     token = script.publish("a", qos=1)
-    assert not script.core.abandon(token)
+    assert not script.core.abandon(token, now=script.now)
 
 
 # --- receive ----------------------------------------------------------------------------------------

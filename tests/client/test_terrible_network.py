@@ -136,7 +136,7 @@ class History:
     def move_bytes(self, everything: bool = False) -> None:
         if self.core.state is State.IDLE:
             self.core.connect(now=self.now)
-        self._to_broker += self.core.take_output()
+        self._to_broker += self.core.take_output(now=self.now)
         size = len(self._to_broker) if everything else self.random.randint(0, len(self._to_broker))
         data, self._to_broker = self._to_broker[:size], self._to_broker[size:]
         self.broker.receive(data)

@@ -9,7 +9,8 @@ Layouts come from the document; the codec is not used here.
 
 from typing import Self
 
-from polybus.session.tbus import TbusLink, TbusOptions
+from polybus.session.tbus.link import TbusLink
+from polybus.session.tbus.options import TbusOptions
 from tests.session.harness import Port, Wire, World
 
 CONNACK = "20 02 00 00"

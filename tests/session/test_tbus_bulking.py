@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.broker.limits import Limits
-from polybus.session.tbus import TbusOptions
 from polybus.session.tbus.bulking import (
     MAX_BULK_BYTES,
     WINDOW_S,
@@ -17,6 +16,7 @@ from polybus.session.tbus.bulking import (
     bulker,
     pack,
 )
+from polybus.session.tbus.options import TbusOptions
 from tests.session.harness import World, check_accounts
 from tests.session.tbus import (
     CONNACK,

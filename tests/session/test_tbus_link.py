@@ -6,7 +6,7 @@ import pytest
 
 from polybus.broker.access import Access, Credentials, Verdict
 from polybus.broker.limits import Limits
-from polybus.session.tbus import TbusOptions
+from polybus.session.tbus.options import TbusOptions
 from polybus.wire.mqtt.packets import V5, Disconnect, Properties, Publish, ReasonCode
 from tests.session.harness import World, check_accounts
 from tests.session.tbus import (

@@ -1,4 +1,4 @@
-"""The Python client: `connect` to a bus, publish, subscribe."""
+"""The Python client: `connect` to a bus; ask and serve, publish and subscribe."""
 
 from polybus.client.address import Tls
 from polybus.client.backoff import Backoff
@@ -10,12 +10,19 @@ from polybus.client.errors import (
     ConnectionFailed,
     ConnectionLost,
     ConnectRefused,
+    NotDelivered,
     OperationTimeout,
     PublishRefused,
+    RequestCanceled,
+    RequestDeleted,
+    RequestFailed,
+    RequestTimeout,
+    ServiceError,
     SubscribeRefused,
     UnsubscribeRefused,
 )
 from polybus.client.events import (
+    AnswerUnclaimed,
     BusEvent,
     Closed,
     Connected,
@@ -23,13 +30,17 @@ from polybus.client.events import (
     HandlerFailed,
     MessagesDropped,
     Reconnecting,
+    ServiceFailed,
     SubscriptionLost,
 )
 from polybus.client.message import Acknowledge, Message, WhenFull, Will
+from polybus.client.pending import PendingRequest
+from polybus.client.service import Service
 from polybus.client.subscription import Subscription
 
 __all__ = [
     "Acknowledge",
+    "AnswerUnclaimed",
     "Backoff",
     "Bus",
     "BusClosed",
@@ -44,9 +55,18 @@ __all__ = [
     "HandlerFailed",
     "Message",
     "MessagesDropped",
+    "NotDelivered",
     "OperationTimeout",
+    "PendingRequest",
     "PublishRefused",
     "Reconnecting",
+    "RequestCanceled",
+    "RequestDeleted",
+    "RequestFailed",
+    "RequestTimeout",
+    "Service",
+    "ServiceError",
+    "ServiceFailed",
     "SubscribeRefused",
     "Subscription",
     "SubscriptionLost",

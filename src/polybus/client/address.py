@@ -2,16 +2,20 @@
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from polybus.errors import UsageError
 
+MQTT: Final = "mqtt"
+TBUS: Final = "tbus"
+
 
 @dataclass(frozen=True)
 class Scheme:
+    protocol: str
     default_port: int
     has_tls: bool = False
     is_websocket: bool = False
@@ -19,11 +23,14 @@ class Scheme:
 
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
-    "mqtt": Scheme(1883),
-    "mqtts": Scheme(8883, has_tls=True),
-    "ws": Scheme(80, is_websocket=True),
-    "wss": Scheme(443, has_tls=True, is_websocket=True),
-    "mqtt+unix": Scheme(0, is_unix=True),
+    "mqtt": Scheme(MQTT, 1883),
+    "mqtts": Scheme(MQTT, 8883, has_tls=True),
+    "ws": Scheme(MQTT, 80, is_websocket=True),
+    "wss": Scheme(MQTT, 443, has_tls=True, is_websocket=True),
+    "mqtt+unix": Scheme(MQTT, 0, is_unix=True),
+    "tbus": Scheme(TBUS, 5035),
+    "tbuss": Scheme(TBUS, 5036, has_tls=True),
+    "tbus+unix": Scheme(TBUS, 0, is_unix=True),
 }
 
 DEFAULT_WEBSOCKET_PATH: Final = "/mqtt"
@@ -86,6 +93,13 @@ class Address:
         return f"{'wss' if self.scheme.has_tls else 'ws'}://{self}{self.path}"
 
 
+def elsewhere(address: Address, place: str) -> Address:
+    """The same with another host and port, given as `host:port`."""
+    host, _, port = place.rpartition(":")
+    scheme = SCHEMES[address.scheme.protocol] if address.scheme.is_unix else address.scheme
+    return replace(address, scheme=scheme, host=host.strip("[]"), port=int(port), path="")
+
+
 def parse_address(url: str, tls: Tls | ssl.SSLContext | None = None) -> Address:
     """Raises `UsageError` saying what is wrong with the address and what would be right."""
     try:
@@ -102,7 +116,7 @@ def parse_address(url: str, tls: Tls | ssl.SSLContext | None = None) -> Address:
     if scheme.is_unix:
         if not parts.path:
             raise UsageError(
-                f"address {url!r}: name the socket's file, for example mqtt+unix:///run/polybus.sock"
+                f"address {url!r}: name the socket's file, for example {parts.scheme}:///run/polybus.sock"
             )
         return Address(scheme, path=unquote(parts.path), user_name=user_name, password=password)
     if not parts.hostname:
@@ -111,7 +125,7 @@ def parse_address(url: str, tls: Tls | ssl.SSLContext | None = None) -> Address:
     if path not in ("", "/") and not scheme.is_websocket:
         raise UsageError(f"address {url!r}: only ws:// and wss:// have a path")
     if tls is not None and not scheme.has_tls:
-        raise UsageError(f"address {url!r}: TLS settings need mqtts:// or wss://")
+        raise UsageError(f"address {url!r}: TLS settings need mqtts://, wss:// or tbuss://")
     return Address(
         scheme,
         parts.hostname,

@@ -1,8 +1,9 @@
-"""The bus as an application sees it. Nothing here knows MQTT's packets: a `Core` does."""
+"""The bus as an application sees it. Nothing here knows a protocol's packets: a `Core` does."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypedDict, Unpack
 
@@ -12,18 +13,24 @@ from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.client.backoff import Backoff
 from polybus.client.core import Core
 from polybus.client.driver import Dial, Driver
-from polybus.client.errors import BusClosed, ClientError
+from polybus.client.errors import BusClosed, ClientError, RequestTimeout
 from polybus.client.events import (
     Accepted,
+    AnswerUnclaimed,
     BusEvent,
     Connected,
     CoreEvent,
     Receipt,
     Received,
     RenewalRefused,
+    Requested,
+    ReturnAddress,
+    ServiceFailed,
     SubscriptionLost,
+    Unclaimed,
+    Withdrawn,
 )
-from polybus.client.link import Link
+from polybus.client.link import DialAt, Link
 from polybus.client.message import (
     DEFAULT_QUEUE_SIZE,
     Acknowledge,
@@ -33,7 +40,9 @@ from polybus.client.message import (
     WhenFull,
     payload_bytes,
 )
+from polybus.client.pending import PendingRequest
 from polybus.client.router import MAX_LEVELS, Router
+from polybus.client.service import Handler, Service
 from polybus.client.subscription import Callback, Subscription
 from polybus.errors import UsageError
 from polybus.wire.mqtt.packets import NO_PROPERTIES, Properties
@@ -41,6 +50,11 @@ from polybus.wire.mqtt.packets import NO_PROPERTIES, Properties
 logger = logging.getLogger("polybus.client")
 
 DRAIN_S: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 5.0
+"""As in the document that defines TBus, and for MQTT too."""
+
+
+NEEDED_FOR_REQUESTS: Final = "TBus (tbus://…) or MQTT 5.0 (mqtt://… with version=5)"
 
 
 class PublishProperties(TypedDict, total=False):
@@ -66,15 +80,20 @@ class Bus:
         connect_timeout_s: float,
         reconnect: Backoff | None,
         on_event: Callable[[BusEvent], None] | None,
+        dial_at: DialAt | None = None,
     ) -> None:
         self._core = core
         self._dial = dial
+        self._dial_at = dial_at
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._reconnect = reconnect
         self._on_event = on_event
         self._router = Router(self._acknowledge, self.emit)
         self._pausing: set[Subscription] = set()
+        self._services: list[Service] = []  # those that start with the bus
+        self._starting: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[None] | None = None
         self._driver: Driver | None = None
         self._link: Link | None = None
         self.client_id = ""
@@ -83,19 +102,32 @@ class Bus:
     # --- life -------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Connect. Raises `ConnectionFailed`, `ConnectRefused`; `UsageError` on a second call."""
+        """Connect, and start the services there are.
+
+        Raises `ConnectionFailed`, `ConnectRefused`, `SubscribeRefused`; `UsageError` on a second call.
+        """
         if self._driver is not None:
             raise UsageError("this bus was opened before; make a new one with polybus.connect")
-        self._driver = Driver(self._core, self._dial, self._on_batch, self._connect_timeout_s)
-        self._link = Link(self._driver, self._reconnect, self.emit, self._on_end)
+        self._driver = Driver(self._core, self._on_batch, self._connect_timeout_s)
+        self._over = asyncio.get_running_loop().create_future()
+        self._link = Link(self._driver, self._dial, self._dial_at, self._reconnect, self.emit, self._on_end)
         await self._link.open()
+        try:
+            for service in self._services:
+                await service.start()
+        except BaseException:
+            await self._leave([])
+            raise
         return self
 
-    async def disconnect(self) -> None:
-        """Say goodbye to the broker and end. Callbacks may finish what waits for them, for 5 s.
+    async def disconnect(self, *, reason_code: int = 0, reason: str = "") -> None:
+        """Say goodbye to the broker and end. Callbacks and services may finish what waits for them, for 5 s.
 
         What is not acknowledged is not taken along: in a kept session the broker sends it again.
+        Requests of ours that are unfinished end with `BusClosed`; what may wait goes on in the broker.
+        Raises `UsageError` for a `reason_code` that the protocol does not know.
         """
+        self._core.prepare_goodbye(reason_code, reason)
         if self._driver is None or self._link is None:
             return
         subscriptions = self._router.subscriptions()
@@ -106,12 +138,16 @@ class Bus:
     async def _leave(self, subscriptions: list[Subscription]) -> None:
         assert self._link is not None
         self._router.close()
+        for task in self._starting:
+            task.cancel()
         for subscription in subscriptions:
             subscription.forget_unhandled()
             subscription.end(None)
         deadline = asyncio.get_running_loop().time() + DRAIN_S
         for subscription in subscriptions:
             await subscription.drain(deadline)
+        for service in self._router.services():
+            await service.drain(deadline)
         await self._link.close()
 
     def __await__(self) -> Generator[object, None, Self]:
@@ -141,10 +177,15 @@ class Bus:
         qos: int = 0,
         retain: bool = False,
         *,
+        priority: bool = False,
+        wait_s: int = 0,
         timeout_s: float | None = None,
         **properties: Unpack[PublishProperties],
     ) -> None:
         """Send a message. QoS 0 returns when it is on its way, QoS 1 and 2 when it is acknowledged.
+
+        `priority` messages go before others at every stage. `wait_s`: if there is no subscriber the
+        broker keeps it that long for the first one to come. Both need TBus, or MQTT 5.0 and Polybus.
 
         Waits while there is no connection or the connection takes no more. A message of QoS 1 or 2
         that was under way when the connection broke is sent again by itself.
@@ -152,16 +193,110 @@ class Bus:
         Raises `PublishRefused`, `OperationTimeout`, `BusClosed`; `UsageError` for a bad argument.
         """
         driver = self._opened()
-        message = Message(topic, payload_bytes(payload), qos, retain, self._properties(properties))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+        core = self._core
+        if (priority or wait_s) and not core.has_requests:
+            raise UsageError(f"priority and wait_s need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
+        message = Message(
+            topic,
+            payload if type(payload) is bytes else payload_bytes(payload),
+            qos,
+            retain,
+            self._properties(properties) if properties else NO_PROPERTIES,
+            priority,
+        )
+        now = driver.now()
         if not driver.is_ready:
+            deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
             await driver.until_ready(deadline, f"publish to {topic!r}")
-        token = self._core.publish(message, now=loop.time())
+        token = core.publish(message, wait_s, now=now)
         if token:
+            deadline = now + (self._timeout_s if timeout_s is None else timeout_s)
             await driver.until_complete((token,), deadline, f"publish to {topic!r}")
         elif driver.flush_soon():
             await asyncio.sleep(0)  # a publisher that never waits must not starve the rest
+
+    async def request(
+        self,
+        topic: str,
+        payload: Payload = b"",
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,  # noqa: ASYNC109 (the broker keeps it too)
+        priority: bool = False,
+        wait: bool = True,
+        **properties: Unpack[PublishProperties],
+    ) -> Message:
+        """Ask, and return the answer. One service gets the request, wherever it is.
+
+        `timeout` (seconds) is the life of the whole request, waiting and working. `wait`: it may wait in
+        the broker for a service, and its answer for us while we are away; else it fails if no service is
+        there. Canceling the task that awaits this cancels the request, all the way to the service.
+
+        Raises `RequestFailed`: `RequestTimeout`, `ServiceError`, `NotDelivered`, `RequestDeleted`,
+        `RequestCanceled`; `BusClosed`; `UsageError` for a bad argument.
+        """
+        driver, message = await self._prepare_request(topic, payload, timeout, priority, properties)
+        return await driver.answer(self._core.request(message, timeout, wait, now=driver.now()))
+
+    async def ask(
+        self,
+        topic: str,
+        payload: Payload = b"",
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,  # noqa: ASYNC109 (the broker keeps it too)
+        priority: bool = False,
+        wait: bool = True,
+        **properties: Unpack[PublishProperties],
+    ) -> PendingRequest:
+        """`request` in two steps: this returns when it is on its way. Await what it returns for the
+        answer, or cancel it. It has the number by which the broker knows it."""
+        driver, message = await self._prepare_request(topic, payload, timeout, priority, properties)
+        token = self._core.request(message, timeout, wait, now=driver.now())
+        return PendingRequest(driver, token, self._core.request_id(token), topic)
+
+    def service(self, topic_filter: str, *, concurrency: int = 1) -> Callable[[Handler], Service]:
+        """Decorates a function, plain or async, that answers requests::
+
+            @bus.service("triple", concurrency=4)
+            async def triple(request: Message) -> str: ...
+
+        What it returns (bytes, str or None) is the answer; what it raises is told to the requester as a
+        `ServiceError`. `concurrency` is how many requests it takes at once.
+
+        On a bus that is not connected yet it starts with the bus, which raises what is wrong. Later it
+        starts by itself: `await triple.ready()`, or what keeps it from starting is raised by
+        `serve_forever` and told as an event.
+        """
+
+        def decorate(handler: Handler) -> Service:
+            service = self._service(topic_filter, handler, concurrency)
+            if self._driver is None:
+                self._services.append(service)
+            else:
+                self._opened()
+                service.expect_start()
+                task = asyncio.create_task(self._start_later(service), name="polybus-service")
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+            return service
+
+        return decorate
+
+    async def serve(self, topic_filter: str, handler: Handler, *, concurrency: int = 1) -> Service:
+        """Like `service`, for a function that is already there. Returns when the broker has granted it.
+
+        Raises `SubscribeRefused`, `OperationTimeout`, `BusClosed`.
+        """
+        self._opened()
+        service = self._service(topic_filter, handler, concurrency)
+        await service.start()
+        return service
+
+    async def serve_forever(self) -> None:
+        """Until the bus ends. Raises what ended it, if that was not `disconnect`, or what kept a service
+        from starting."""
+        self._opened()
+        assert self._over is not None
+        await asyncio.shield(self._over)
 
     def subscribe(
         self,
@@ -211,34 +346,51 @@ class Bus:
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
         )
 
-    # --- what subscriptions ask for ---------------------------------------------------------------
+    # --- what subscriptions and services ask for --------------------------------------------------
 
     async def start_subscription(self, subscription: Subscription, timeout_s: float) -> None:
-        driver = self._opened()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        try:
-            asked = self._router.add(subscription)
-            tokens = [self._core.subscribe(options, now=loop.time()) for options in asked]
-            await driver.until_complete(
-                tokens, deadline, f"subscribe to {', '.join(subscription.topic_filters)}"
-            )
-        except BaseException:
-            self._unsubscribe(subscription)
-            raise
+        await self._start(subscription, timeout_s)
 
     async def stop_subscription(self, subscription: Subscription, timeout_s: float) -> None:
+        await self._stop(subscription, timeout_s)
+
+    async def start_service(self, service: Service) -> None:
+        await self._start(service, self._timeout_s)
+
+    async def stop_service(self, service: Service) -> None:
+        deadline = asyncio.get_running_loop().time() + DRAIN_S
+        await self._stop(service, self._timeout_s)
+        await service.drain(deadline)
+
+    async def _start(self, taker: Subscription | Service, timeout_s: float) -> None:
+        driver = self._opened()
+        deadline = driver.now() + timeout_s
+        try:
+            asked = self._router.add(taker)
+            tokens = [self._core.subscribe(options, now=driver.now()) for options in asked]
+            await driver.until_complete(tokens, deadline, f"subscribe to {', '.join(taker.topic_filters)}")
+        except BaseException:
+            self._unsubscribe(taker)
+            raise
+
+    async def _stop(self, taker: Subscription | Service, timeout_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
-        tokens = self._unsubscribe(subscription)
+        tokens = self._unsubscribe(taker)
         driver = self._driver
         if not tokens or driver is None or not driver.is_connected:
             return  # without a connection it is done with the next one
-        try:
-            await driver.until_complete(
-                tokens, deadline, f"unsubscribe from {', '.join(subscription.topic_filters)}"
-            )
-        except BusClosed:
-            return
+        with suppress(BusClosed):
+            await driver.until_complete(tokens, deadline, f"unsubscribe from {', '.join(taker.topic_filters)}")
+
+    def answer(self, to: ReturnAddress, request: Message, payload: bytes) -> None:
+        assert self._driver is not None
+        self._core.answer(to, request, payload, now=self._driver.now())
+        self._driver.flush_soon()
+
+    def fail(self, to: ReturnAddress, request: Message, reason: str) -> None:
+        assert self._driver is not None
+        self._core.fail(to, request, reason, now=self._driver.now())
+        self._driver.flush_soon()
 
     def set_pausing(self, subscription: Subscription, is_pausing: bool) -> None:
         if is_pausing:
@@ -264,18 +416,67 @@ class Bus:
         self._driver.check_open()
         return self._driver
 
-    def _unsubscribe(self, subscription: Subscription) -> list[int]:
+    def _unsubscribe(self, taker: Subscription | Service) -> list[int]:
         now = asyncio.get_running_loop().time()
-        tokens = [self._core.unsubscribe(name, now=now) for name in self._router.remove(subscription)]
+        unwanted, changed = self._router.remove(taker)
+        tokens = [self._core.unsubscribe(name, now=now) for name in unwanted]
+        tokens += [self._core.subscribe(options, now=now) for options in changed]
         if self._driver is not None:
             self._driver.flush_soon()
         return tokens
 
+    async def _prepare_request(
+        self, topic: str, payload: Payload, timeout_s: float, priority: bool, properties: PublishProperties
+    ) -> tuple[Driver, Message]:
+        driver = self._opened()
+        core = self._core
+        if not core.has_requests:
+            raise UsageError(f"requests need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
+        if not timeout_s > 0:
+            raise UsageError(f"timeout {timeout_s!r} of a request is not more than 0 seconds")
+        message = Message(
+            topic,
+            payload if type(payload) is bytes else payload_bytes(payload),
+            properties=self._properties(properties) if properties else NO_PROPERTIES,
+            priority=priority,
+        )
+        if not self._has_room(driver) and not await driver.until(
+            lambda: self._has_room(driver), driver.now() + timeout_s
+        ):
+            text = "too many are unfinished" if not core.takes_requests else "the broker takes no more"
+            raise RequestTimeout(topic, f"{text}; it was not sent within {timeout_s:g} s")
+        return driver, message
+
+    def _has_room(self, driver: Driver) -> bool:
+        return self._core.takes_requests and (driver.is_ready or not driver.is_connected)
+
+    def _service(self, topic_filter: str, handler: Handler, concurrency: int) -> Service:
+        core = self._core
+        if not core.has_requests:
+            raise UsageError(f"services need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
+        _check_filter(topic_filter)
+        return Service(self, topic_filter, handler, concurrency=concurrency, qos=int(core.has_properties))
+
+    async def _start_later(self, service: Service) -> None:
+        try:
+            await service.start()
+        except ClientError as error:
+            self.emit(ServiceFailed(service.topic_filter, error))
+            self._finish(error)
+
+    def _finish(self, error: ClientError | None) -> None:
+        if self._over is None or self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+            self._over.exception()  # nobody has to wait for it
+
     def _properties(self, properties: PublishProperties) -> Properties:
-        if not properties:
-            return NO_PROPERTIES
         if not self._core.has_properties:
-            raise UsageError(f"{', '.join(properties)}: properties need MQTT 5.0, this bus speaks 3.1.1")
+            names = ", ".join(properties)
+            raise UsageError(f"{names}: properties need MQTT 5.0, this bus speaks {self._core.protocol}")
         unknown = properties.keys() - PublishProperties.__annotations__.keys()
         if unknown:
             known = ", ".join(PublishProperties.__annotations__)
@@ -297,6 +498,13 @@ class Bus:
                     self._router.deliver(event)
                 case Accepted():
                     self._on_accepted(event)
+                case Requested():
+                    if not self._router.deliver_request(event):
+                        self.fail(event.answer_to, event.message, "the service was stopped")
+                case Withdrawn(answer_to):
+                    self._router.withdraw_request(answer_to)
+                case Unclaimed(request_id, end):
+                    self.emit(AnswerUnclaimed(request_id, end))
                 case RenewalRefused(error):
                     self.emit(SubscriptionLost(error))
                 case _:
@@ -307,12 +515,19 @@ class Bus:
             self._router.keeps_unclaimed = True
         self.client_id = event.client_id
         attempt = self._link.attempt if self._link is not None else 0
-        self.emit(Connected(event.client_id, event.session_present, attempt, event.resent, event.renewed))
+        self.emit(
+            Connected(
+                event.client_id, event.session_present, attempt, event.resent, event.renewed, event.requests
+            )
+        )
 
     def _on_end(self, error: ClientError | None) -> None:
         self._router.close()
         for subscription in self._router.subscriptions():
             subscription.end(error)
+        for service in self._router.services():
+            service.end()
+        self._finish(error)
 
 
 def as_pairs(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -5,12 +5,14 @@ taken for news from the new one.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 from polybus.client.core import Core
 from polybus.client.errors import BusClosed, ClientError, ConnectionFailed, ConnectionLost, OperationTimeout
 from polybus.client.events import Accepted, Completed, CoreEvent, Ended, Failed
+from polybus.client.message import Message
 from polybus.client.transport import Receiver, Transport
 
 FLUSH_BYTES: Final = 64 * 1024
@@ -42,7 +44,7 @@ class _Connection:
     def end(self, ended: Ended) -> None:
         if not self.ended.done():
             self.ended.set_result(ended)
-            self._driver.writable_changed(False)
+            self._driver.not_ready()
         if not self.outcome.done():
             self.outcome.set_result(ended)
 
@@ -51,31 +53,35 @@ class Driver:
     """`on_batch` gets what one read brought and is not an answer to an operation."""
 
     def __init__(
-        self, core: Core, dial: Dial, on_batch: Callable[[list[CoreEvent]], None], connect_timeout_s: float
+        self, core: Core, on_batch: Callable[[list[CoreEvent]], None], connect_timeout_s: float
     ) -> None:
         self._core = core
-        self._dial = dial
         self._on_batch = on_batch
         self._connect_timeout_s = connect_timeout_s
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self._connection: _Connection | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._waiting: dict[int, asyncio.Future[Message | None]] = {}
         self._ready = asyncio.Event()  # connected, and the transport takes more; or closed for good
+        self._changed = asyncio.Event()
+        self._is_writable = False
         self._flush_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._is_paused = False
         self._was_paused = False
         self._closed_by: BusClosed | None = None
 
     # --- connections ------------------------------------------------------------------------------
 
-    async def connect(self) -> Accepted | Ended:
+    async def connect(self, dial: Dial) -> Accepted | Ended:
         """One attempt. Raises nothing that a broker or a network can bring about."""
         self._connection = connection = _Connection(self)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection.transport = await self._dial(connection)
+                connection.transport = await dial(connection)
+                self._is_writable = True
                 self._core.connect(now=self._loop.time())
                 self.flush()
                 outcome = await connection.outcome
@@ -99,8 +105,9 @@ class Driver:
     def drop(self) -> None:
         """Let go of the connection without waiting for its end."""
         self._ready.clear()
+        self._is_writable = False
         self._core.connection_lost()
-        self._stop_timer()
+        self._update_timer()
         connection, self._connection = self._connection, None
         if connection is not None and connection.transport is not None:
             connection.end(Ended(ConnectionLost("given up")))
@@ -113,14 +120,18 @@ class Driver:
         if self._closed_by is not None:
             return
         self._core.disconnect(now=self._loop.time())
+        self._is_writable = True  # the transport keeps what the peer does not read, for a while
         self.flush()
         self._closed_by = BusClosed(f"the bus ended: {error}" if error else "the bus is closed")
         self._closed_by.__cause__ = error
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error or self._closed_by)
+                future.exception()  # not every request is awaited
         self.drop()
+        self._stop_timer()
         self._ready.set()
+        self._changed.set()
 
     async def wait_left(self) -> None:
         """Until the transports have closed; they set themselves a limit."""
@@ -157,21 +168,19 @@ class Driver:
     async def until_complete(self, tokens: Sequence[int], deadline: float, what: str) -> None:
         """Wait for the answers. Raises the first error, `OperationTimeout` or `BusClosed`."""
         self.check_open()
-        futures = {token: self._loop.create_future() for token in tokens}
-        self._waiting.update(futures)
-        self.flush_soon()
+        futures = {token: self.watch(token) for token in tokens}
         try:
             async with asyncio.timeout_at(deadline):
                 for future in futures.values():
                     await future
         except TimeoutError:
-            withdrawn = [self._core.abandon(token) for token in tokens]
+            withdrawn = [self._core.abandon(token, now=self._loop.time()) for token in tokens]
             was_sent = not all(withdrawn)
             outcome = "it was sent and may still take effect" if was_sent else "it was not sent"
             raise OperationTimeout(f"{what}: no answer in time; {outcome}") from None
         except asyncio.CancelledError:
             for token in tokens:
-                self._core.abandon(token)
+                self._core.abandon(token, now=self._loop.time())
             raise
         finally:
             for token, future in futures.items():
@@ -180,16 +189,63 @@ class Driver:
                     future.exception()  # looked at: nobody else will
                 future.cancel()
 
+    def watch(self, token: int) -> "asyncio.Future[Message | None]":
+        """What `token` comes to. Whoever asks for it calls `forget` in the end."""
+        future: asyncio.Future[Message | None] = self._loop.create_future()
+        self._waiting[token] = future
+        self.flush_soon()
+        return future
+
+    def forget(self, token: int) -> None:
+        del self._waiting[token]
+
+    async def answer(self, token: int) -> Message:
+        """The answer to a request; the core keeps its deadline. Canceling this cancels the request."""
+        future = self.watch(token)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            self.cancel(token)
+            raise
+        finally:
+            del self._waiting[token]
+        assert answer is not None
+        return answer
+
+    def cancel(self, token: int) -> None:
+        self._core.abandon(token, now=self._loop.time())
+        self.flush_soon()
+
+    async def until(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait until something that was received makes it true, or `deadline`. Raises `BusClosed`."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+                    self.check_open()
+        except TimeoutError:
+            return False
+        return True
+
     # --- bytes and time ---------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self._process(self._core.receive(data, now=self._loop.time()))
 
     def writable_changed(self, is_writable: bool) -> None:
-        if is_writable and self.is_connected:
+        self._is_writable = is_writable
+        self._changed.set()
+        if is_writable:
+            self.flush()
+        if self._is_writable and self.is_connected:
             self._ready.set()
         else:
             self._ready.clear()
+
+    def not_ready(self) -> None:
+        """Nothing new is taken; last words can still be written."""
+        self._ready.clear()
 
     def set_reading(self, is_reading: bool) -> None:
         """Stop or go on reading, on this connection and the next."""
@@ -217,53 +273,64 @@ class Driver:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        if (
-            self._core.pending_output
-            and self._connection is not None
-            and self._connection.transport is not None
-        ):
-            self._connection.transport.write(self._core.take_output())
+        connection = self._connection
+        # What the transport does not take yet stays in the core: there priority can still overtake it.
+        if connection is not None and connection.transport is not None and self._is_writable:
+            while self._core.pending_output and self._is_writable:
+                data = self._core.take_output(now=self._loop.time())
+                if not data:
+                    break
+                connection.transport.write(data)
+        self._update_timer()
 
     def _process(self, events: list[CoreEvent]) -> None:
         connection = self._connection
-        assert connection is not None
         news: list[CoreEvent] = []
         for event in events:
             match event:
-                case Completed(token):
+                case Completed(token, answer):
                     if (future := self._waiting.get(token)) is not None and not future.done():
-                        future.set_result(None)
+                        future.set_result(answer)
                 case Failed(token, error):
                     if (future := self._waiting.get(token)) is not None and not future.done():
                         future.set_exception(error)
+                        future.exception()  # not every request is awaited
                 case Accepted():
+                    assert connection is not None
                     connection.outcome.set_result(event)
                     self._ready.set()
-                    self._schedule_timer()
                     self.set_reading(not self._is_paused)
                     news.append(event)
                 case Ended():
+                    assert connection is not None
                     connection.end(event)
                 case _:
                     news.append(event)
         if news:
             self._on_batch(news)
+        self._changed.set()
         self.flush()
 
-    def _schedule_timer(self) -> None:
-        self._stop_timer()
+    def _update_timer(self) -> None:
+        """A timer that comes too early does no harm: it finds out when the next one is due."""
         deadline = self._core.deadline()
-        if deadline is not None:
+        if deadline is not None and deadline < self._timer_at and self._closed_by is None:
+            self._stop_timer()
+            self._timer_at = deadline
             self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _stop_timer(self) -> None:
+        self._timer_at = math.inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _on_timer(self) -> None:
+        timer_at = self._timer_at
         # After a pause the answer to the last ping may lie unread: that counts as "not reading" once.
         is_reading = not self._was_paused
         self._was_paused = self._is_paused
-        self._process(self._core.tick(now=self._loop.time(), is_reading=is_reading))
-        self._schedule_timer()
+        self._stop_timer()
+        # A loop's clock is coarse: what was due when the timer was set is due now.
+        now = max(self._loop.time(), timer_at)
+        self._process(self._core.tick(now=now, is_reading=is_reading))

@@ -60,3 +60,32 @@ class OperationTimeout(ClientError, TimeoutError):
 
 class BusClosed(ClientError, UsageError):
     """The bus was used before it was connected or after it was closed."""
+
+
+class RequestFailed(ClientError):
+    """A request ended without an answer; the type says how. `reason` is in the words of whoever ended it."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"request to {topic!r}: {reason}")
+        self.topic = topic
+        self.reason = reason
+
+
+class RequestTimeout(RequestFailed, TimeoutError):
+    """Its time passed, waiting or working."""
+
+
+class RequestCanceled(RequestFailed):
+    """It was canceled: with `PendingRequest.cancel`, or by a clean start of the same client."""
+
+
+class RequestDeleted(RequestFailed):
+    """It waited in the broker, and the broker's storage was full (TB-13)."""
+
+
+class NotDelivered(RequestFailed):
+    """There is no service, and it may not wait; or nobody may or can take it."""
+
+
+class ServiceError(RequestFailed):
+    """The service could not do it; `reason` is what the service said."""

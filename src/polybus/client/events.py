@@ -16,13 +16,24 @@ class Receipt(NamedTuple):
     packet_id: int
 
 
+class ReturnAddress(NamedTuple):
+    """Where the answer to a request goes, and what tells the requester which one it is.
+
+    TBus: ResponseDestination and PacketId; MQTT 5.0: Response Topic and Correlation Data.
+    """
+
+    destination: str
+    key: int | bytes | None
+
+
 class Accepted(NamedTuple):
-    """The broker answered the connect with yes."""
+    """The broker answered the connect with yes. `requests` are unfinished ones that were sent again."""
 
     session_present: bool
     client_id: str
     resent: int
     renewed: tuple[str, ...]
+    requests: int = 0
 
 
 class Received(NamedTuple):
@@ -33,8 +44,32 @@ class Received(NamedTuple):
     identifiers: tuple[int, ...]
 
 
+class Requested(NamedTuple):
+    """Someone asks. A managed request goes to a service and to nobody else."""
+
+    message: Message
+    answer_to: ReturnAddress
+    identifiers: tuple[int, ...] = ()
+
+
+class Withdrawn(NamedTuple):
+    """A request that was given to us is canceled: no answer is wanted."""
+
+    answer_to: ReturnAddress
+
+
+class Unclaimed(NamedTuple):
+    """The end of a request of ours that this client does not know: it was made before it started."""
+
+    request_id: int
+    end: "Message | ClientError"
+
+
 class Completed(NamedTuple):
+    """An operation came to its end; a request with its answer."""
+
     token: int
+    answer: Message | None = None
 
 
 class Failed(NamedTuple):
@@ -51,13 +86,17 @@ class RenewalRefused(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The connection is over. `may_retry` is false where connecting again can only fail again."""
+    """The connection is over. `may_retry` is false where connecting again can only fail again.
+    `elsewhere` are brokers (host:port) that this one named in its place."""
 
     error: ClientError
     may_retry: bool = True
+    elsewhere: tuple[str, ...] = ()
 
 
-CoreEvent: TypeAlias = Accepted | Received | Completed | Failed | RenewalRefused | Ended
+CoreEvent: TypeAlias = (
+    Accepted | Received | Requested | Withdrawn | Unclaimed | Completed | Failed | RenewalRefused | Ended
+)
 
 
 # --- bus -> application ---------------------------------------------------------------------------
@@ -67,8 +106,9 @@ CoreEvent: TypeAlias = Accepted | Received | Completed | Failed | RenewalRefused
 class Connected:
     """Connected, at first (`attempt` 0) or again, by the nth attempt after a loss.
 
-    `resent` counts the unacknowledged publishes that were sent again, `renewed` names the
-    subscriptions that were made again because the broker had not kept the session.
+    `resent` counts the unacknowledged publishes that were sent again and `requests` the unfinished
+    requests, `renewed` names the subscriptions that were made again because the broker had not kept
+    the session.
     """
 
     client_id: str
@@ -76,6 +116,7 @@ class Connected:
     attempt: int = 0
     resent: int = 0
     renewed: tuple[str, ...] = ()
+    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,11 +152,27 @@ class MessagesDropped:
 
 @dataclass(frozen=True)
 class HandlerFailed:
-    """A callback raised; the subscription goes on with the next message."""
+    """A callback or service raised; it goes on with the next message."""
 
     topic_filters: tuple[str, ...]
     message: Message
     error: Exception
+
+
+@dataclass(frozen=True)
+class ServiceFailed:
+    """A service that was added to an open bus could not be started."""
+
+    topic_filter: str
+    error: ClientError
+
+
+@dataclass(frozen=True)
+class AnswerUnclaimed:
+    """The end of a request that an earlier run with this client id made (`clean_start=False`)."""
+
+    request_id: int
+    end: Message | ClientError
 
 
 @dataclass(frozen=True)
@@ -126,5 +183,13 @@ class Closed:
 
 
 BusEvent: TypeAlias = (
-    Connected | Disconnected | Reconnecting | SubscriptionLost | MessagesDropped | HandlerFailed | Closed
+    Connected
+    | Disconnected
+    | Reconnecting
+    | SubscriptionLost
+    | MessagesDropped
+    | HandlerFailed
+    | ServiceFailed
+    | AnswerUnclaimed
+    | Closed
 )

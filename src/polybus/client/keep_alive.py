@@ -1,9 +1,10 @@
 """When to ping, and when to give up. Never reads a clock: callers pass `now`."""
 
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Self
 
 MAX_PATIENCE_S: Final = 10.0
+TBUS_PATIENCE_S: Final = 5.0
 
 
 class Verdict(Enum):
@@ -13,19 +14,27 @@ class Verdict(Enum):
 
 
 class KeepAlive:
-    """Pings when one direction was silent for three quarters of the interval.
+    """Pings when one direction was silent for `quiet_s` (0: never), and gives up `patience_s` later.
 
-    [MQTT-3.1.2-20] only asks that *we* send in time. Silence of the peer counts as well, so that a
-    publisher of QoS 0 finds out that nobody is there. After a ping, any byte is a sign of life:
+    [MQTT-3.1.2-20] and TB-06 only ask that *we* send in time. Silence of the peer counts as well, so
+    that a publisher of QoS 0 finds out that nobody is there. After a ping, any byte is a sign of life:
     its answer may stand behind a long queue of messages.
     """
 
-    def __init__(self, interval_s: float, *, now: float) -> None:
-        self._quiet_s = interval_s * 0.75
-        self._patience_s = min(max(interval_s / 2, 1.0), MAX_PATIENCE_S)
-        self._enabled = interval_s > 0
+    def __init__(self, quiet_s: float, patience_s: float, *, now: float) -> None:
+        self._quiet_s = quiet_s
+        self._patience_s = patience_s
         self._sent_at = self._received_at = now
         self._pinged_at: float | None = None
+
+    @classmethod
+    def mqtt(cls, interval_s: float, *, now: float) -> Self:
+        return cls(interval_s * 0.75, min(max(interval_s / 2, 1.0), MAX_PATIENCE_S), now=now)
+
+    @classmethod
+    def tbus(cls, interval_s: float, *, now: float) -> Self:
+        """TB-06: pings every half of it, and gives up 5 s later."""
+        return cls(interval_s / 2, TBUS_PATIENCE_S, now=now)
 
     def sent(self, now: float) -> None:
         self._sent_at = now
@@ -38,7 +47,7 @@ class KeepAlive:
         self._sent_at = self._pinged_at = now
 
     def deadline(self) -> float | None:
-        if not self._enabled:
+        if not self._quiet_s:
             return None
         if self._pinged_at is not None:
             return self._pinged_at + self._patience_s

@@ -3,24 +3,35 @@
 import asyncio
 import random
 from collections.abc import Callable
+from typing import TypeAlias
 
 from polybus.client.backoff import Backoff
-from polybus.client.driver import Driver
+from polybus.client.driver import Dial, Driver
 from polybus.client.errors import ClientError
-from polybus.client.events import BusEvent, Closed, Disconnected, Ended, Reconnecting
+from polybus.client.events import Accepted, BusEvent, Closed, Disconnected, Ended, Reconnecting
+
+DialAt: TypeAlias = Callable[[str], Dial]
 
 
 class Link:
-    """`emit` tells the application; `on_end` hears once that there will be no further connection."""
+    """`emit` tells the application; `on_end` hears once that there will be no further connection.
+
+    `dial_at` reaches brokers (host:port) that a full broker names in its place (TB-14). Where we were
+    taken last we come back first; if that fails, the next attempt goes to where we were sent at first.
+    """
 
     def __init__(
         self,
         driver: Driver,
+        dial: Dial,
+        dial_at: DialAt | None,
         backoff: Backoff | None,
         emit: Callable[[BusEvent], None],
         on_end: Callable[[ClientError | None], None],
     ) -> None:
         self._driver = driver
+        self._dial = self._dial_next = dial
+        self._dial_at = dial_at
         self._backoff = backoff
         self._emit = emit
         self._on_end = on_end
@@ -31,7 +42,7 @@ class Link:
     async def open(self) -> None:
         """Connect for the first time. Raises `ConnectionFailed` or `ConnectRefused`."""
         try:
-            outcome = await self._driver.connect()
+            outcome = await self._connect()
         except BaseException:
             self._driver.shut(None)
             raise
@@ -48,6 +59,22 @@ class Link:
             await asyncio.wait({self._supervisor})
             self._end(None)
         await self._driver.wait_left()
+
+    async def _connect(self) -> Accepted | Ended:
+        first = outcome = await self._driver.connect(self._dial_next)
+        if isinstance(first, Accepted):
+            return first
+        self._dial_next = self._dial
+        places = list(first.elsewhere) if self._dial_at is not None else []
+        for place in places:  # grows while we look
+            assert self._dial_at is not None
+            dial = self._dial_at(place)
+            outcome = await self._driver.connect(dial)
+            if isinstance(outcome, Accepted):
+                self._dial_next = dial
+                return outcome
+            places += [each for each in outcome.elsewhere if each not in places]
+        return first
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
@@ -74,7 +101,7 @@ class Link:
         delay_s = self._backoff.delay_s(self.attempt, random.random())
         self._emit(Reconnecting(self.attempt, delay_s, ended.error))
         await asyncio.sleep(delay_s)
-        outcome = await self._driver.connect()
+        outcome = await self._connect()
         return outcome if isinstance(outcome, Ended) else None
 
     def _end(self, error: ClientError | None) -> None:

@@ -15,7 +15,8 @@ Payload: TypeAlias = bytes | bytearray | memoryview | str
 class Message(msgspec.Struct, frozen=True, gc=False):
     """One message, as sent or as received.
 
-    `properties` are MQTT 5.0's by name; on a protocol without them they are all absent.
+    `properties` are MQTT 5.0's by name; on a protocol without them they are all absent. `priority` is
+    known where it was asked for: MQTT does not tell it to those who receive.
     """
 
     topic: str
@@ -23,6 +24,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     qos: int = 0
     retain: bool = False
     properties: Properties = NO_PROPERTIES
+    priority: bool = False
 
     @property
     def text(self) -> str:
@@ -33,7 +35,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         """Without the properties that are absent, which are nearly all."""
         present = msgspec.to_builtins(self.properties, builtin_types=(bytes,))
         shown = "".join(f", {name}={value!r}" for name, value in present.items())
-        return f"Message({self.topic!r}, {self.payload!r}, qos={self.qos}, retain={self.retain}{shown})"
+        urgent = ", priority=True" if self.priority else ""
+        return f"Message({self.topic!r}, {self.payload!r}, qos={self.qos}, retain={self.retain}{shown}{urgent})"
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,11 @@ class Will:
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
-    """One topic filter as the broker is asked for it. All but `qos` need MQTT 5.0.
+    """One topic filter as the broker is asked for it.
 
-    `identifier` is what the broker is to put on messages for this filter, where it can.
+    `identifier` is what the broker is to put on messages for this filter, where it can. `concurrency` is
+    how many requests it takes at once; 0: it takes messages only. All but `qos` need MQTT 5.0, or TBus
+    for `concurrency`.
     """
 
     topic_filter: str
@@ -62,6 +67,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     retain_as_published: bool = False
     retain_handling: int = 0
     identifier: int = 0
+    concurrency: int = 0
 
 
 class Acknowledge(StrEnum):

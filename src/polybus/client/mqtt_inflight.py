@@ -12,32 +12,9 @@ import msgspec
 
 from polybus.client.events import Receipt
 from polybus.client.mqtt_reasons import is_refusal
+from polybus.client.packet_ids import PacketIds
 from polybus.errors import PeerError
 from polybus.wire.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel, ReasonCode
-
-MAX_PACKET_ID = 0xFFFF
-
-
-class PacketIds:
-    """Ids for everything we send that is answered. An id is free again after its last answer."""
-
-    def __init__(self) -> None:
-        self._in_use: set[int] = set()
-        self._last = 0
-
-    @property
-    def is_exhausted(self) -> bool:
-        return len(self._in_use) >= MAX_PACKET_ID
-
-    def take(self) -> int:
-        while True:
-            self._last = self._last % MAX_PACKET_ID + 1
-            if self._last not in self._in_use:
-                self._in_use.add(self._last)
-                return self._last
-
-    def release(self, packet_id: int) -> None:
-        self._in_use.discard(packet_id)
 
 
 class Stage(Enum):

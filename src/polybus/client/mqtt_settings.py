@@ -26,6 +26,9 @@ class MqttSettings:
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 64
     user_properties: tuple[tuple[str, str], ...] = ()
+    run: str = "0"
+    """Tells this run of a client from all others: in the Correlation Data of its requests, and in the
+    topic for their answers if nothing is kept from run to run."""
 
     @property
     def gives_up_session(self) -> bool:
@@ -57,5 +60,6 @@ class MqttSettings:
             receive_maximum=self.receive_maximum,
             maximum_packet_size=self.maximum_packet_size,
             topic_alias_maximum=self.topic_alias_maximum or None,
+            request_response_information=1,
             user_properties=self.user_properties,
         )

@@ -35,7 +35,8 @@ from polybus.ops.listeners import WAYS, Listener, ListenerProtocol
 from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
-from polybus.session.tbus import TbusLink, TbusOptions
+from polybus.session.tbus.link import TbusLink
+from polybus.session.tbus.options import TbusOptions
 
 log = logging.getLogger("polybus.net")
 

@@ -1,6 +1,1 @@
-"""TBus: the state machine of one connection."""
-
-from polybus.session.tbus.link import TbusLink
-from polybus.session.tbus.options import TbusOptions
-
-__all__ = ["TbusLink", "TbusOptions"]
+"""TBus: the state machine of one connection (`link`) and what both ends share (`bulking`)."""
