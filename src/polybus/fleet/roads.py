@@ -1,6 +1,6 @@
 """A country to drive in: cities on a grid of kilometres, roads between them, places without coverage.
 
-All of it follows from a seed. East is x, north is y; `to_degrees` puts the grid on the globe as if that was flat
+All of it follows from a seed. East is x, north is y; `to_degrees` puts the grid on the globe as if flat
 (good enough for a map of a few hundred kilometres).
 """
 

@@ -1,0 +1,103 @@
+"""Messages: bronze as they came; silver as a ledger, records by kind, rejected, duplicates and late ones."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from polybus.fleet.decoding import Limits
+from polybus.pipeline.jobs.intake import Intake, days_of
+from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.schemas import KINDS, MESSAGES
+from polybus.pipeline.settings import Fleet, Messages
+from polybus.pipeline.transforms import fleet
+from polybus.pipeline.transforms.fleet import Fate
+from polybus.pipeline.transforms.messages import as_messages
+
+JOB: Final = "messages"
+FILE_FORMATS: Final = ("parquet", "json", "orc", "avro")
+"""Spark wants to be told the columns of files that it streams."""
+
+
+def message_stream(spark: SparkSession, settings: Messages) -> DataFrame:
+    reader = spark.readStream.format(settings.format)
+    if settings.format in FILE_FORMATS:
+        reader = reader.schema(MESSAGES)
+    return as_messages(reader.options(**settings.options).load())
+
+
+def message_intake(lake: Lake, settings: Fleet) -> Intake:
+    limits = Limits(settings.max_payload_bytes, settings.max_clock_error_s)
+
+    def process(bronze: DataFrame, batch: int) -> Book:
+        return _process(lake, settings, limits, bronze, batch)
+
+    return Intake(lake, JOB, "messages", ("partition", "offset"), process)
+
+
+def watermark_before(books: dict[int, Book], batch: int, late_after_s: float) -> datetime | None:
+    """Of all records of earlier batches the newest, less the patience; None: there is none yet."""
+    newest = max(
+        (book["newest_ms"] for number, book in books.items() if number < batch and book["newest_ms"]),
+        default=None,
+    )
+    if newest is None:
+        return None
+    return datetime.fromtimestamp(newest / 1000, UTC) - timedelta(seconds=late_after_s)
+
+
+def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, batch: int) -> Book:
+    books = dict(lake.books(JOB))
+    watermark = watermark_before(books, batch, settings.late_after_s)
+    judged = fleet.judge(
+        fleet.decode(bronze, limits), _seen(lake, books, batch, watermark), watermark
+    ).persist()
+    try:
+        counts = {
+            (row["fate"], row["kind"]): row
+            for row in judged.groupBy("fate", "kind")
+            .agg(F.count("*").alias("rows"), F.unix_millis(F.max("at")).alias("newest"))
+            .collect()
+        }
+        fates = {
+            fate.value: sum(row["rows"] for (each, _), row in counts.items() if each == fate) for fate in Fate
+        }
+        ledger = fleet.ledger(judged)
+        lake.append("ledger", batch, ledger)
+        for kind in KINDS:
+            if (Fate.KEPT, kind) in counts:
+                lake.append(kind, batch, fleet.records(judged, kind))
+        for fate, name, rows in (
+            (Fate.REJECTED, "rejected", fleet.rejected(judged)),
+            (Fate.DUPLICATE, "duplicates", fleet.duplicates(judged)),
+            (Fate.LATE, "late", fleet.late(judged, watermark)),
+        ):
+            if fates[fate]:
+                lake.append(name, batch, rows)
+        return {
+            "rows": bronze.count(),
+            "fates": fates,
+            "kinds": {kind: row["rows"] for (fate, kind), row in counts.items() if fate == Fate.KEPT},
+            "newest_ms": max(
+                (row["newest"] for (fate, _), row in counts.items() if fate == Fate.KEPT), default=None
+            ),
+            "days": days_of(ledger, "time"),
+            "watermark": watermark.isoformat() if watermark is not None else None,
+        }
+    finally:
+        judged.unpersist()
+
+
+def _seen(lake: Lake, books: dict[int, Book], batch: int, watermark: datetime | None) -> DataFrame:
+    """Keys that a record of this batch could repeat: kept before, and not before the watermark. Only
+    batches that have such records are read."""
+    wanted = [
+        number
+        for number, book in books.items()
+        if number < batch
+        and book["newest_ms"]
+        and (watermark is None or book["newest_ms"] >= watermark.timestamp() * 1000)
+    ]
+    rows = lake.read_batches("ledger", wanted).where(F.col("fate") == Fate.KEPT)
+    return (rows if watermark is None else rows.where(F.col("at") >= F.lit(watermark))).select(*fleet.KEY)

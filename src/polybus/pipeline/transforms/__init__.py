@@ -1,0 +1,1 @@
+"""Functions from DataFrame to DataFrame, and the pure code they run on executors."""

@@ -1,0 +1,123 @@
+"""Lines of the broker's event file → the log that can be searched (TB-16, TB-21)."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructField, StructType
+
+from polybus.errors import UsageError
+from polybus.pipeline.schemas import DOUBLE, LONG, TABLES, TEXT, TIME
+
+LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
+HEAD_BYTES: Final = 1000
+MAX_LINE_BYTES: Final = 64 * 1024
+"""An event's fields are short (docs/operations.md): a longer line is something else."""
+
+_FIELDS: Final[dict[str, DataType]] = {
+    "ts": TIME,
+    "event": TEXT,
+    "level": TEXT,
+    "client_id": TEXT,
+    "topic": TEXT,
+    "request": LONG,
+    "requester": TEXT,
+    "packet_id": LONG,
+    "service": TEXT,
+    "duration_s": DOUBLE,
+    "payload_bytes": LONG,
+    "reason": TEXT,
+    "peer": TEXT,
+    "user": TEXT,
+    "protocol": TEXT,
+    "version": TEXT,
+}
+_CORRUPT: Final = "_corrupt"
+_SCHEMA: Final = StructType(
+    [*(StructField(name, kind) for name, kind in _FIELDS.items()), StructField(_CORRUPT, TEXT)]
+)
+_SAID: Final = [name for name in _FIELDS if name not in ("ts", "level", "event")]
+
+
+def parse_events(lines: DataFrame) -> DataFrame:
+    """Each line with its fields, or with a `why` (and a `detail`) if it is no event."""
+    text = F.when(F.octet_length("line") <= MAX_LINE_BYTES, F.decode("line", "UTF-8"))
+    options = {"columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
+    # Spark's decode puts U+FFFD for what is not UTF-8; encoded again that is not the line that came.
+    is_utf8 = F.is_valid_utf8(F.col("line").cast("string"))
+    event = F.col("parsed")
+    return (
+        lines.withColumn("parsed", F.from_json(text, _SCHEMA, options))
+        .withColumn(
+            "why",
+            F.when(F.octet_length("line") == 0, "empty")
+            .when(F.octet_length("line") > MAX_LINE_BYTES, "huge")
+            .when(~is_utf8, "not UTF-8")
+            .when(event.isNull(), "not JSON")
+            .when(event[_CORRUPT].isNotNull() & event["event"].isNull() & event["ts"].isNull(), "not JSON")
+            .when(event[_CORRUPT].isNotNull(), "wrong schema")
+            .when(event["ts"].isNull() | event["event"].isNull() | event["level"].isNull(), "wrong schema")
+            .when(~event["level"].isin(*LEVELS), "wrong schema"),
+        )
+        .withColumn(
+            "detail",
+            F.when(F.col("why") == "huge", F.concat(F.octet_length("line"), F.lit(" bytes")))
+            .when(F.col("why") == "not UTF-8", F.lit("bytes that are no text"))
+            .when(F.col("why") == "empty", F.lit("the line has no bytes"))
+            .when(F.col("why") == "not JSON", F.lit("the line is no JSON object"))
+            .when(
+                F.col("why").isNotNull(), F.lit("an event has ts, event and level, each field of its own type")
+            ),
+        )
+    )
+
+
+def log(parsed: DataFrame) -> DataFrame:
+    """`text` is what a search looks at: the event and what it says, as name=value."""
+    said = F.concat_ws(
+        " ",
+        F.col("parsed.event"),
+        *[F.concat(F.lit(f"{name}="), F.col(f"parsed.{name}").cast("string")) for name in _SAID],
+    )
+    return (
+        parsed.where(F.col("why").isNull())
+        .select("file", "position", said.alias("text"), "parsed.*")
+        .select(*TABLES["log"].schema.names)
+    )
+
+
+def rejected_events(parsed: DataFrame) -> DataFrame:
+    return parsed.where(F.col("why").isNotNull()).select(
+        "file",
+        "position",
+        F.col("why").alias("reason"),
+        "detail",
+        F.substring("line", 1, HEAD_BYTES).alias("head"),
+    )
+
+
+def search(
+    log: DataFrame,
+    words: Sequence[str] = (),
+    *,
+    level: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DataFrame:
+    """Rows that have every word (in any case), in order of time. Days that cannot match are not read."""
+    rows = log
+    if level is not None:
+        if level.upper() not in LEVELS:
+            raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
+        rows = rows.where(F.col("level").isin(*LEVELS[LEVELS.index(level.upper()) :]))
+    for time, is_right in ((since, F.col("ts").__ge__), (until, F.col("ts").__lt__)):
+        if time is not None:
+            rows = rows.where(is_right(F.lit(time)))
+    if "day" in log.columns:
+        rows = rows.where(F.col("day") >= F.to_date(F.lit(since))) if since is not None else rows
+        rows = rows.where(F.col("day") <= F.to_date(F.lit(until))) if until is not None else rows
+    for word in words:
+        rows = rows.where(F.contains(F.lower("text"), F.lit(word.lower())))
+    return rows.orderBy("ts", "file", "position")
