@@ -15,7 +15,7 @@ import typer
 
 import polybus
 from polybus.broker.limits import Limits
-from polybus.cli import control, fleet, messages
+from polybus.cli import control, fleet, messages, pipeline
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
@@ -216,6 +216,7 @@ def passwd(
 messages.register(app)
 control.register(app)
 fleet.register(app)
+pipeline.register(app)
 
 
 @contextmanager

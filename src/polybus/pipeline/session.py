@@ -4,12 +4,15 @@ Everything that has to be right before the Java side starts is here: a Java that
 Python for executors, a small heap, no web page, and a log that is silent unless something is wrong.
 """
 
+import atexit
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -51,8 +54,11 @@ class SparkUnavailable(PolybusError):
     """Spark cannot run here; the text says what is missing and how to get it."""
 
 
-def build_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> "SparkSession":
-    """The session of this process. `settings` win over ours. Raises `SparkUnavailable`."""
+def build_session(
+    name: str, master: str = LOCAL, settings: Mapping[str, str] | None = None, log_file: Path | None = None
+) -> "SparkSession":
+    """The session of this process. `settings` win over ours. What Java and the Python processes that it starts
+    print goes to `log_file`, if there is one. Raises `SparkUnavailable`."""
     check_spark()
     from pyspark.sql import SparkSession
 
@@ -61,6 +67,8 @@ def build_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | 
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     log = Path(__file__).with_name("log4j2.properties")
     is_local = master.startswith("local")
+    if is_local and "SPARK_HOME" not in os.environ:
+        os.environ["SPARK_HOME"] = _light_home()
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {
         **SETTINGS,
@@ -69,11 +77,50 @@ def build_session(name: str, master: str = LOCAL, settings: Mapping[str, str] | 
         **(settings or {}),
     }.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with _printing_to(log_file):
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(
         "ERROR"
     )  # Spark takes a Python program for a shell, and a shell to be curious
     return spark
+
+
+def _light_home() -> str:
+    """Spark's folder without its copy of pyspark. Spark would put that copy, a zip file, before the installed
+    one, and every Python process would spend seconds on unpacking it."""
+    import pyspark
+
+    home = Path(tempfile.mkdtemp(prefix="polybus-spark-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for part in ("bin", "sbin", "jars", "data"):
+        (home / part).symlink_to(Path(pyspark.__file__).parent / part)
+    return str(home)
+
+
+@contextmanager
+def _printing_to(file: Path | None) -> Iterator[None]:
+    """Processes that start meanwhile have `file` as their standard output and error."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    except Exception as error:
+        raise SparkUnavailable(f"Spark does not start ({error}); {file} says more") from error
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(kept, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(target)
 
 
 def check_spark() -> None:

@@ -4,7 +4,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from polybus.pipeline.jobs.intake import Intake, days_of
+from polybus.pipeline.jobs.intake import Intake
 from polybus.pipeline.lake import Book, Lake
 from polybus.pipeline.settings import Events
 from polybus.pipeline.transforms import logs
@@ -25,14 +25,14 @@ def event_stream(spark: SparkSession, settings: Events) -> DataFrame:
 def event_intake(lake: Lake) -> Intake:
     def process(bronze: DataFrame, batch: int) -> Book:
         parsed = logs.parse_events(bronze)
-        log, rejected = logs.log(parsed), logs.rejected_events(parsed)
-        lake.append("log", batch, log)
-        lake.append("rejected_events", batch, rejected)
-        kept = lake.read_batches("log", [batch])
+        lake.append("log", batch, logs.log(parsed))
+        lake.append("rejected_events", batch, logs.rejected_events(parsed))
+        kept, refused = lake.read_batches("log", [batch]), lake.read_batches("rejected_events", [batch])
+        days = {str(row["day"]): row["count"] for row in kept.groupBy("day").count().collect()}
         return {
             "rows": bronze.count(),
-            "fates": {"kept": kept.count(), "rejected": lake.read_batches("rejected_events", [batch]).count()},
-            "days": days_of(kept, "ts"),
+            "fates": {"kept": sum(days.values()), "rejected": refused.count()},
+            "days": sorted(days),
         }
 
     return Intake(lake, JOB, "events", ("file", "position"), process)

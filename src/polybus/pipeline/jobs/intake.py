@@ -10,7 +10,7 @@ lost or doubled, whenever the process ends:
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -81,8 +81,3 @@ class Intake:
         part, number = self._place
         known = F.create_map(*[F.lit(each) for pair in self._known.items() for each in pair])
         return rows.where(F.col(number) > F.coalesce(F.try_element_at(known, F.col(part)), F.lit(-1)))
-
-
-def days_of(rows: DataFrame, column: str) -> Sequence[str]:
-    days = rows.select(F.to_date(column).cast("string").alias("day")).distinct().collect()
-    return sorted(row["day"] for row in days if row["day"] is not None)

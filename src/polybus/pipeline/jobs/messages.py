@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from polybus.fleet.decoding import Limits
-from polybus.pipeline.jobs.intake import Intake, days_of
+from polybus.pipeline.jobs.intake import Intake
 from polybus.pipeline.lake import Book, Lake
 from polybus.pipeline.schemas import KINDS, MESSAGES
 from polybus.pipeline.settings import Fleet, Messages
@@ -57,14 +57,17 @@ def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, bat
         counts = {
             (row["fate"], row["kind"]): row
             for row in judged.groupBy("fate", "kind")
-            .agg(F.count("*").alias("rows"), F.unix_millis(F.max("at")).alias("newest"))
+            .agg(
+                F.count("*").alias("rows"),
+                F.unix_millis(F.max("at")).alias("newest"),
+                F.collect_set(F.to_date(F.coalesce("at", "received")).cast("string")).alias("days"),
+            )
             .collect()
         }
         fates = {
             fate.value: sum(row["rows"] for (each, _), row in counts.items() if each == fate) for fate in Fate
         }
-        ledger = fleet.ledger(judged)
-        lake.append("ledger", batch, ledger)
+        lake.append("ledger", batch, fleet.ledger(judged))
         for kind in KINDS:
             if (Fate.KEPT, kind) in counts:
                 lake.append(kind, batch, fleet.records(judged, kind))
@@ -82,7 +85,7 @@ def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, bat
             "newest_ms": max(
                 (row["newest"] for (fate, _), row in counts.items() if fate == Fate.KEPT), default=None
             ),
-            "days": days_of(ledger, "time"),
+            "days": sorted({day for row in counts.values() for day in row["days"]}),
             "watermark": watermark.isoformat() if watermark is not None else None,
         }
     finally:
