@@ -69,9 +69,9 @@ $(BIN)/python:
 
 # The build backend is pinned like everything else, hence no isolated build.
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "==> installing the bus"
+	@echo "==> installing the bus, with streams"
 	@$(PIP) install --constraint constraints.txt setuptools
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[streams]'
 	@touch $@
 
 $(TEST_STAMP): $(RUN_STAMP)

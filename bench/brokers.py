@@ -147,6 +147,34 @@ def tbus_command(bulk: str) -> Callable[[int, Path], list[str]]:
     return command
 
 
+STREAM_CONFIG = """\
+[store]
+folder = "data"
+sync = "{sync}"
+[http]
+port = 0
+[[stream]]
+name = "all"
+filters = ["#"]
+partitions = {partitions}
+compression = "{compression}"
+max_bytes = 2147483648
+"""
+
+
+def stream_command(
+    sync: str = "normal", partitions: int = 1, compression: str = "none"
+) -> Callable[[int, Path], list[str]]:
+    """Polybus with a stream of everything that is published."""
+
+    def command(port: int, folder: Path) -> list[str]:
+        config = folder / "polybus.toml"
+        config.write_text(STREAM_CONFIG.format(sync=sync, partitions=partitions, compression=compression))
+        return [*polybus_serve(), "--config", str(config), "--mqtt-port", str(port), "--tbus-port", "0"]
+
+    return command
+
+
 def idle_peer(mode: str) -> Callable[[int, Path], list[str]]:
     """A peer that does next to nothing, see `loadgen/peer.cpp`: it shows what the generator can do."""
     return lambda port, folder: loadgen.arguments("peer", {"port": port, "mode": mode})
@@ -159,6 +187,10 @@ COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
     "lossy": idle_peer("lossy"),
     "discard": idle_peer("discard"),
     "blast": idle_peer("blast"),
+    "stream": stream_command(),
+    "stream-4": stream_command(partitions=4),
+    "stream-lz4": stream_command(compression="lz4"),
+    "stream-synced": stream_command(sync="full"),
     "tbus-off": tbus_command("off"),
     "tbus-fixed": tbus_command("fixed"),
     "tbus-adaptive": tbus_command("adaptive"),

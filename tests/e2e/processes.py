@@ -76,7 +76,8 @@ class Served:
             self.__exit__()
             raise
         urls = self.stdout.splitlines()[1:]
-        for kind, url in zip(self._kinds, urls, strict=True):
+        self.http_url = next((url.strip() for url in urls if url.strip().startswith("http:")), "")
+        for kind, url in zip(self._kinds, [url for url in urls if "http:" not in url], strict=True):
             self.ports[kind] = urlsplit(url.strip()).port or 0
         return self
 

@@ -80,9 +80,10 @@ def test_what_the_example_shows_in_comments_is_right_too(tmp_path: Path) -> None
 
 def test_what_the_documentation_shows_loads(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     path = tmp_path / "bus.toml"
     path.write_text("\n".join(blocks))
     config = load(path)
     assert len(config.acl) == 4
+    assert [(rule.name, rule.partitions) for rule in config.streams] == [("fleet", 4)]
     assert config.service_rules() == (ServiceRule("render/#", "round_robin", 4, 30.0),)

@@ -7,7 +7,7 @@ flushed with one write. Edges call `tick` soon after `wake` asked for it, and `r
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from polybus.broker import events
@@ -15,10 +15,10 @@ from polybus.broker.access import Access
 from polybus.broker.control import StorageControl
 from polybus.broker.dispatch import Dispatcher
 from polybus.broker.events import Event, emit
-from polybus.broker.journal import Journal, MemoryJournal
+from polybus.broker.journal import Journal, Log, MemoryJournal
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
-from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties, Run
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message, MessageProperties, Run
 from polybus.broker.registry import Registry
 from polybus.broker.request import Request
 from polybus.broker.requests import Requests
@@ -49,6 +49,14 @@ QUIET_S: Final = 0.0005
 
 LaneItem: TypeAlias = Message | Run | Request
 """A request has no plan: one instance of a service gets it, or its requester the answer."""
+
+
+OpenReplay: TypeAlias = Callable[[Session, Subscription], Iterator[Delivery | None]]
+"""Records of a stream for this subscription to `$stream/…`. Raises UsageError."""
+
+
+def _no_replay(session: Session, subscription: Subscription) -> Iterator[Delivery | None]:
+    raise UsageError("this broker has no streams")
 
 
 class Broker:
@@ -88,6 +96,7 @@ class Broker:
             timeout_s=request_timeout_s,
         )
         self.dispatcher.on_ready = self.requests.session_is_ready
+        self.open_replay: OpenReplay = _no_replay
         self.now = 0.0
         self._journal = journal or MemoryJournal()
         self._wake = wake
@@ -101,6 +110,8 @@ class Broker:
         self.partial_bytes = 0
         """What links have read of packets that are not whole yet."""
         self._turns: list[Link] = []
+        self._stalled: list[Link] = []
+        self._uncommitted: list[list[tuple[Link, list[bytes]]]] = []
         self._tells_messages = events.are_wanted(events.MESSAGE_RECEIVED)
         """Someone wants an event for every message; asked once a tick."""
         self._budget_logged_at = -LOG_AGAIN_S
@@ -202,7 +213,10 @@ class Broker:
         for link in awaiting:
             link.held = []
 
+        self._uncommitted.append(groups)
+
         def release() -> None:
+            self._uncommitted.remove(groups)
             for link, acknowledgements in groups:
                 session = link.session
                 if session is not None and session.link is link:  # else it went away meanwhile
@@ -308,6 +322,8 @@ class Broker:
             self._control(route, message)
             return
         plan = route.plan or self.subscriptions.plan(route)
+        if plan.log is not None:
+            self._keep(plan.log, message)
         (self._priority if message.priority else self._regular).append((plan, message))
         self._grow(message.size_bytes())
 
@@ -372,8 +388,36 @@ class Broker:
         self.stats.messages_received += run.count
         if self._tells_messages:
             _emit_each(events.MESSAGE_RECEIVED, run.messages())
+        if plan.log is not None:
+            self._keep(plan.log, run)
         self._regular.append((plan, run))
         self._grow(len(run.wire))
+
+    def _keep(self, log: Log, item: Message | Run) -> None:
+        if log.append(item):
+            return
+        session = self.registry.sessions.get(item.origin)
+        if session is not None and session.link is not None:
+            session.link.stall()
+            self._stalled.append(session.link)
+
+    def unstall(self, now: float) -> None:
+        """Logs have room again: whoever was stopped for them goes on."""
+        self.now = now
+        stalled, self._stalled = self._stalled, []
+        for link in stalled:
+            link.go_on(now)
+        self.stir()
+
+    def commit_failed(self, origins: Container[str], why: str) -> None:
+        """What these clients published could not be made safe: they lose their connection, and what they have
+        no acknowledgement for they will send again. To be told before the commit is done."""
+        for groups in self._uncommitted:
+            for link, acknowledgements in groups:
+                session = link.session
+                if session is not None and session.link is link and session.client_id in origins:
+                    link.withhold(acknowledgements, why)
+        self.stir()
 
     def _grow(self, size_bytes: int) -> None:
         """Work has come in; there must not be too much of it before a tick."""
@@ -467,6 +511,12 @@ class Broker:
         if subscription.serves and session.instances is not None:
             self.requests.instance_came(session.instances[topic_filter])
         self.requests.tell_waiting(session)
+
+    def replay(self, session: Session, topic_filter: str, subscription: Subscription) -> None:
+        """Subscribe to what a stream holds and to what follows. Raises UsageError."""
+        records = self.open_replay(session, subscription)
+        self.subscribe(session, topic_filter, subscription, retain_handling=2)
+        self.dispatcher.start_replay(session, topic_filter, records)
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
         self.drain()

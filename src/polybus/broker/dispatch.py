@@ -25,6 +25,8 @@ log = logging.getLogger("polybus.broker")
 REPLAY_STEPS: Final = 500
 """Retained messages looked at in one tick, for all sessions together."""
 SESSIONS_A_STEP: Final = 40
+PARKED: Final = Delivery(Message("", b""), 0, False)
+"""From a replay that has nothing now: it puts its session among the unfinished when it has."""
 _EXHAUSTED: Final = object()
 
 
@@ -372,7 +374,10 @@ class Dispatcher(Flow):
     ) -> bool:
         """True: there is more to do at the next turn. Else it goes on when the link or the window is
         free again."""
-        topic_filter, replay = next(iter(replays.items()))
+        found = next((item for item in replays.items() if not getattr(item[1], "is_parked", False)), None)
+        if found is None:
+            return False
+        topic_filter, replay = found
         sent_bytes = 0
         for _ in range(steps):
             if session.queue is not None or not self._may_send(session, link):
@@ -380,6 +385,9 @@ class Dispatcher(Flow):
             delivery = next(replay, _EXHAUSTED)
             if delivery is _EXHAUSTED:
                 del replays[topic_filter]
+                return True
+            if delivery is PARKED:
+                replays[topic_filter] = replays.pop(topic_filter)  # others first
                 return True
             if isinstance(delivery, Delivery) and not self._has_expired(delivery):
                 self._transmit(session, link, delivery)

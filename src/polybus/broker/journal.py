@@ -1,7 +1,9 @@
-"""The tick's commit step: what promises safety leaves only after it."""
+"""The tick's commit step: what promises safety leaves only after it. And logs, that keep what was published."""
 
 from collections.abc import Callable
 from typing import Protocol
+
+from polybus.broker.message import Message, Run
 
 
 class Journal(Protocol):
@@ -19,3 +21,14 @@ class MemoryJournal:
 
     def commit(self, done: Callable[[], None]) -> None:
         done()
+
+
+class Log(Protocol):
+    """Keeps the messages of certain topics, for replay. The journal's next commit makes them safe."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing can be kept for now; then whoever wants an acknowledgement is refused."""
+
+    def append(self, item: Message | Run) -> bool:
+        """Take a message. False: so much waits to be written that its publisher should pause."""

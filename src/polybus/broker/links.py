@@ -118,6 +118,15 @@ class Link:
         """Go on with what was left when the link began to wait for its turn."""
         raise NotImplementedError
 
+    def stall(self) -> None:
+        """Read nothing more for now: what this peer published waits for the disk."""
+
+    def go_on(self, now: float) -> None:
+        """Read again after `stall`."""
+
+    def withhold(self, acknowledgements: list[bytes], why: str) -> None:
+        """What these acknowledge is not safe and never will be: tell the peer, as its protocol says."""
+
     def access_changed(self) -> None:
         """Told when the rules of who may do what have changed."""
 

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from polybus.broker.journal import Log
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
 from polybus.broker.services import Desk, Instance, ServiceRule
@@ -27,7 +28,9 @@ MAX_ROUTES_BYTES: Final = 32 * 1024 * 1024
 """Characters of cached topic names, likewise."""
 MAX_WALK: Final = 2_000
 """Cached names looked at for a changed subscription; past it the whole cache is made anew."""
-RESERVED: Final = ("$SYS/", "$polybus/")
+STREAMS: Final = "$stream/"
+"""Where streams are replayed from."""
+RESERVED: Final = ("$SYS/", "$polybus/", STREAMS)
 """Where only the broker itself publishes, and clients only answers to what they were asked."""
 SUBSCRIPTION_BYTES: Final = 600
 """What a subscription costs beside its characters, which are kept about four times."""
@@ -64,6 +67,8 @@ class Plan(msgspec.Struct, weakref=True):
     """Cohorts with identifiers."""
     is_plain: bool
     """`plain` is everyone."""
+    log: Log | None = None
+    """Where its messages are kept for replay."""
 
     def reaches(self, origin: str, qos: int) -> bool:
         """Someone would get a message of this publisher now, or have it queued."""
@@ -133,6 +138,8 @@ class Subscriptions:
         self.size_bytes = 0
         self.controls: dict[str, Control] = {}
         """Topics by which the broker itself is told things."""
+        self.log_of: Callable[[str], Log | None] = lambda topic: None
+        """The log that keeps a topic's messages. Always the same object for the same log."""
         self.on_unserved: Callable[[str], None] = lambda path: None
         """Told when the last instance under a filter is gone."""
         self._default_service = default_service
@@ -200,7 +207,9 @@ class Subscriptions:
     def plan(self, route: Route) -> Plan:
         plan = route.plan
         if plan is None:
-            plan = route.plan = self._shared(_make_plan(self._filters.match_name(route.topic)))
+            plan = _make_plan(self._filters.match_name(route.topic))
+            plan.log = self.log_of(route.topic)
+            plan = route.plan = self._shared(plan)
         return plan
 
     def _shared(self, plan: Plan) -> Plan:
@@ -208,6 +217,8 @@ class Subscriptions:
         if not plan.is_plain or len(plan.plain) > MAX_SHARED_AUDIENCE:
             return plan
         key = tuple((c.qos, c.retain_as_published, *map(id, c.sessions)) for c in plan.cohorts)
+        if plan.log is not None:
+            key = (*key, (id(plan.log),))
         return self._audiences.setdefault(key, plan)
 
     def add(self, session: Session, topic_filter: str, subscription: Subscription) -> bool:

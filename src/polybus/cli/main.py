@@ -15,7 +15,7 @@ import typer
 
 import polybus
 from polybus.broker.limits import Limits
-from polybus.cli import control, fleet, messages, pipeline
+from polybus.cli import control, fleet, messages, pipeline, stream
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
@@ -214,6 +214,7 @@ def passwd(
 
 
 messages.register(app)
+stream.register(app)
 control.register(app)
 fleet.register(app)
 pipeline.register(app)
@@ -243,6 +244,9 @@ def summary(config: Config) -> list[str]:
         f"access rules: {len(config.acl) or 'none, everything is allowed'}",
         *([f"services with rules of their own: {len(config.services)}"] if config.services else []),
         "durable state: none, memory only",
+        *(f"stream {rule.name}: {', '.join(rule.filters)}" for rule in config.streams),
+        *([f"streams in {config.data_folder}"] if config.streams else []),
+        *([f"HTTP at http://{config.http.host}:{config.http.port}"] if config.serves_http else []),
         f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",
         *([f"events: to {server.event_file}"] if server.event_file else []),
     ]
@@ -263,6 +267,9 @@ def as_document(config: Config) -> dict[str, Any]:
         **({"service": [_as_table(service) for service in config.services]} if config.services else {}),
         "auth": _as_table(auth),
         **({"acl": [_as_table(rule) for rule in config.acl]} if config.acl else {}),
+        "store": _as_table(config.store),
+        **({"stream": [_as_table(rule) for rule in config.streams]} if config.streams else {}),
+        "http": _as_table(config.http),
     }
 
 

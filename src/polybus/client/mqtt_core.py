@@ -114,7 +114,7 @@ class MqttCore:
         packet_ids = PacketIds()
         self._outbox = Outbox(packet_ids)
         self._subscribing = Subscribing(packet_ids)
-        self._inbox = Inbox(settings.receive_maximum if settings.version >= V5 else 0xFFFF)
+        self._inbox = Inbox(settings.tolerated_unacknowledged)
         self._last_token = 0
         self._frames = FrameReader(next_frame, settings.maximum_packet_size or MAX_FRAME_BYTES)
         self._output: list[bytes] = []

@@ -23,12 +23,19 @@ class MqttSettings:
     password: bytes | None = None
     will: Will | None = None
     receive_maximum: int = 1000
+    enforces_receive_maximum: bool = True
+    """False: take what a broker sends beyond it. Mosquitto 2.0 does, when acknowledgements come in groups."""
     maximum_packet_size: int | None = None
     topic_alias_maximum: int = 64
     user_properties: tuple[tuple[str, str], ...] = ()
     run: str = "0"
     """Tells this run of a client from all others: in the Correlation Data of its requests, and in the
     topic for their answers if nothing is kept from run to run."""
+
+    @property
+    def tolerated_unacknowledged(self) -> int:
+        """How many messages of QoS 1 and 2 the broker may have under way; packet ids allow 65,535."""
+        return self.receive_maximum if self.version >= V5 and self.enforces_receive_maximum else 0xFFFF
 
     @property
     def gives_up_session(self) -> bool:

@@ -26,6 +26,7 @@ from polybus.errors import ConfigError, PolybusError
 from polybus.net import acceptor, descriptors
 from polybus.net.acceptor import Acceptor
 from polybus.net.connection import LINGER_S, Connection, MakeLink, Peer, ServedLink
+from polybus.net.durable import open_streams
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
@@ -104,11 +105,13 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
+        self.streams = open_streams(config) if config.streams else None
         self.broker = Broker(
             config.limits,
             wake=self._wake,
             choose=secrets.randbelow,
             access=build_access(config),
+            journal=self.streams.journal if self.streams is not None else None,
             shared_strategy=config.mqtt.shared_strategy,
             drop_oldest=config.mqtt.queue_full == "drop_oldest",
             queue_qos0=config.mqtt.queue_qos0,
@@ -136,10 +139,18 @@ class Server:
 
     async def start(self) -> None:
         try:
+            if self.streams is not None:
+                self.streams.start(self.broker, self.loop)
             for listener in self.config.listeners:
                 await self._listen(listener)
+            if self.streams is not None and self.config.serves_http:
+                http = self.streams.serve_http(self.broker, self.loop, self.config.http)
+                self.urls.append(f"{http.url}/streams")
+                log.info("listening", extra={"fields": {"url": self.urls[-1]}})
         except BaseException:
             await self._close_listeners()
+            if self.streams is not None:
+                self.streams.close()
             raise
         self._keep_house()
         # What is alive by now stays alive: the collector need not look at it again.
@@ -154,6 +165,9 @@ class Server:
             if handle is not None:
                 handle.cancel()
         self.broker.now = self.loop.time()
+        if self.streams is not None:
+            self.broker.tick(self.broker.now)
+            await self.streams.settle()
         self.broker.stop()
         for connection in list(self._connections):
             connection.close()
@@ -162,6 +176,8 @@ class Server:
             connection.abort()
         await self._wait_until_empty(1.0)
         close_access(self.broker.access)
+        if self.streams is not None:
+            self.streams.close()
         log.info("stopped")
 
     async def _wait_until_empty(self, timeout_s: float) -> None:

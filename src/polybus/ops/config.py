@@ -17,7 +17,9 @@ from polybus.broker.limits import Limits
 from polybus.broker.services import ServiceRule
 from polybus.broker.topics import InvalidTopic, parse_filter
 from polybus.ops.listeners import DEFAULT_LISTENERS, Flags, Listener, read_listeners, with_flags
+from polybus.ops.streams import Http, Store, read_streams
 from polybus.ops.tables import Reader, check_readable, read_toml
+from polybus.store.streams.rule import StreamRule
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -142,10 +144,21 @@ class Config(msgspec.Struct, frozen=True):
     auth: Auth = Auth()
     acl: tuple[AclRule, ...] = ()
     """The rules in force, from the configuration or from `auth.acl_file`."""
+    store: Store = Store()
+    streams: tuple[StreamRule, ...] = msgspec.field(default=(), name="stream")
+    http: Http = Http()
     source: Path | None = None
     """The file all this came from, for `reload`; not a key."""
     overrides: Overrides = Overrides()
     """The flags laid over it, for `reload`; not a key."""
+
+    @property
+    def data_folder(self) -> Path | None:
+        return self.store.folder or self.server.data_dir
+
+    @property
+    def serves_http(self) -> bool:
+        return self.http.enabled and bool(self.streams)
 
     def service_rules(self) -> tuple[ServiceRule, ...]:
         """In the order of the file: the first whose filter matches a request's topic holds."""
@@ -194,10 +207,25 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "requests.answer_within_s": (0, _U32),
     "service.concurrency": (1, _U16),
     "service.answer_within_s": (0, _U32),
+    "stream.partitions": (1, 1024),
+    "stream.max_age_s": (0, _U32),
+    "stream.max_bytes": (0, 1024 * _TIB),
+    "stream.segment_bytes": (4096, 1024**3),
+    "stream.segment_age_s": (0, _U32),
+    "http.port": (0, _U16),
 }
 """How far each number may go, both ends included."""
 
-NEEDS_RESTART: Final = ("server.data_dir", "listener")
+NEEDS_RESTART: Final = (
+    "server.data_dir",
+    "listener",
+    "store.folder",
+    "store.sync",
+    "stream",
+    "http.enabled",
+    "http.host",
+    "http.port",
+)
 """Keys and sections that a running server cannot take over; all else is taken over on SIGHUP."""
 
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
@@ -210,6 +238,9 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "service": Service,
     "auth": Auth,
     "acl": AclRule,
+    "store": Store,
+    "stream": StreamRule,
+    "http": Http,
 }
 _ELSEWHERE: Final[Mapping[str, str]] = {
     field.encode_name: f"{section}.{field.encode_name}"
@@ -234,10 +265,15 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
     auth = _section(reader, document, "auth", Auth)
     listeners = read_listeners(reader, document.get("listener", []), _ELSEWHERE)
     services = _read_services(reader, document.get("service", []))
+    store = _section(reader, document, "store", Store)
+    streams = read_streams(reader, document.get("stream", []), _ELSEWHERE)
+    http = _section(reader, document, "http", Http)
     acl = _read_acl(reader, document.get("acl", []))
     if auth.acl_file and "acl" in document:
         reader.problem("auth.acl_file", "there are [[acl]] rules here too; keep the rules in one place")
     _check_server(reader, server, overrides)
+    if streams and not (store.folder or server.data_dir):
+        reader.problem("store.folder", 'is missing; streams need a folder to be kept in, such as "data"')
     _check_limits(reader, limits)
     _check_mqtt(reader, mqtt)
     _check_tbus(reader, tbus)
@@ -256,6 +292,9 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
         services=services,
         auth=auth,
         acl=acl,
+        store=store,
+        streams=streams,
+        http=http,
         source=path,
         overrides=overrides,
     )

@@ -35,6 +35,7 @@ class Pause(IntFlag):
     RATE = auto()
     BACKLOG = auto()
     TURN = auto()
+    STORE = auto()
 
 
 class Refusal(Enum):
@@ -45,6 +46,7 @@ class Refusal(Enum):
     BAD_CREDENTIALS = auto()
     BUSY = auto()
     NO_MEMORY = auto()
+    NO_STORE = auto()
     INTERNAL = auto()
 
 
@@ -222,6 +224,16 @@ class Intake(Link):
 
     def take_turn(self, now: float) -> None:
         self.resume(Pause.TURN, now)
+
+    def stall(self) -> None:
+        if not self.is_closed():
+            self.pause(Pause.STORE)
+
+    def go_on(self, now: float) -> None:
+        self.resume(Pause.STORE, now)
+
+    def withhold(self, acknowledgements: list[bytes], why: str) -> None:
+        self.fail(self.refusal(Refusal.NO_STORE, why))
 
     def reply(self, frame: bytes) -> None:
         self.broker.reply(self, frame)

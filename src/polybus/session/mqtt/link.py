@@ -18,9 +18,9 @@ from polybus.broker.links import EndCause, Port
 from polybus.broker.message import Delivery, Message
 from polybus.broker.request import Request
 from polybus.broker.sessions import Session, Subscription
-from polybus.broker.subscriptions import Route
+from polybus.broker.subscriptions import STREAMS, Route
 from polybus.broker.topics import InvalidTopic, parse_filter
-from polybus.errors import PeerError
+from polybus.errors import PeerError, UsageError
 from polybus.session.intake import Refusal, State
 from polybus.session.mqtt import requests
 from polybus.session.mqtt.connecting import RETURN_CODES, agree
@@ -321,7 +321,18 @@ class MqttLink(MqttReader):
                 if wishes.cancel:
                     self._cancel(message)
                     return
+        if packet.qos:
+            self._check_log(route)
         broker.publish(route, message)
+
+    def _check_log(self, route: Route) -> None:
+        """What cannot be kept is not acknowledged. 3.1.1 has no way to say so but the end."""
+        log = (route.plan or self.broker.subscriptions.plan(route)).log
+        why = log.refusal if log is not None else None
+        if why is not None:
+            if self.version != V5:
+                raise self.refusal(Refusal.NO_STORE, why)
+            raise Unwelcome(ReasonCode.QUOTA_EXCEEDED, why)
 
     def _check_quota(self, session: Session) -> None:
         if self.version != V5:
@@ -466,12 +477,19 @@ class MqttLink(MqttReader):
             properties = Properties(reason_string=error.text if self._says_why else None)
             self._acknowledge(SubAck(packet.packet_id, (error.reason_code,) * len(packet.requests), properties))
             return
-        codes = [self._subscribe(session, request, identifier, serves) for request in packet.requests]
+        reasons: list[str] = []
+        codes = [self._subscribe(session, request, identifier, serves, reasons) for request in packet.requests]
         if self.version != V5:
             codes = [code if code < 0x80 else SUBACK_FAILURE_V311 for code in codes]
-        self._acknowledge(SubAck(packet.packet_id, tuple(codes)))
+        properties = (
+            Properties(reason_string="; ".join(reasons)) if reasons and self._says_why else NO_PROPERTIES
+        )
+        self._acknowledge(SubAck(packet.packet_id, tuple(codes), properties))
 
-    def _subscribe(self, session: Session, request: SubscriptionRequest, identifier: int, serves: int) -> int:
+    def _subscribe(
+        self, session: Session, request: SubscriptionRequest, identifier: int, serves: int, reasons: list[str]
+    ) -> int:
+        """The code of the answer; `reasons` gets what there is to say about it."""
         broker = self.broker
         topic_filter = request.topic_filter
         try:
@@ -491,7 +509,14 @@ class MqttLink(MqttReader):
         subscription = Subscription(
             path, group, request.qos, request.no_local, request.retain_as_published, identifier, serves
         )
-        broker.subscribe(session, topic_filter, subscription, retain_handling=request.retain_handling)
+        if path.startswith(STREAMS):
+            try:
+                broker.replay(session, topic_filter, subscription)
+            except UsageError as error:
+                reasons.append(str(error))
+                return self._no_subscription(topic_filter, ReasonCode.TOPIC_FILTER_INVALID, str(error))
+        else:
+            broker.subscribe(session, topic_filter, subscription, retain_handling=request.retain_handling)
         emit(events.SUBSCRIBED, client_id=self.client_id, topic=topic_filter)
         return request.qos
 

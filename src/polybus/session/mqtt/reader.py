@@ -57,6 +57,7 @@ REFUSAL_CODES: Final = {
     Refusal.BAD_CREDENTIALS: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     Refusal.BUSY: ReasonCode.SERVER_BUSY,
     Refusal.NO_MEMORY: ReasonCode.QUOTA_EXCEEDED,
+    Refusal.NO_STORE: ReasonCode.QUOTA_EXCEEDED,
     Refusal.INTERNAL: ReasonCode.UNSPECIFIED_ERROR,
 }
 
@@ -170,6 +171,8 @@ class MqttReader(StreamLink):
                 if self.permissions is not None and not self.may_publish(route.topic):
                     return 0
                 plan = route.plan or broker.subscriptions.plan(route)
+                if is_tracked and plan.log is not None and plan.log.refusal is not None:
+                    return 0
             else:
                 following = routes.get(name)
                 if following is not route:
@@ -314,6 +317,16 @@ class MqttReader(StreamLink):
             return self.broker.subscriptions.route(name)
         except (InvalidTopic, UnicodeDecodeError):
             return None
+
+    def withhold(self, acknowledgements: list[bytes], why: str) -> None:
+        session = self.session
+        if session is not None and session.received is not None:
+            # The same ids will come again, with messages that were not kept.
+            for block in acknowledgements:
+                if block[0] == PUBREC:
+                    at = range(2, len(block), 4) if block[1] == 2 else (2,)
+                    session.received.difference_update(block[i] << 8 | block[i + 1] for i in at)
+        super().withhold(acknowledgements, why)
 
     def released(self, acknowledgements: list[bytes]) -> None:
         if self.unacknowledged:

@@ -19,7 +19,7 @@ from polybus.broker.request import Request
 from polybus.broker.requests import PacketIdInUse
 from polybus.broker.services import AS_THE_RULE_SAYS
 from polybus.broker.sessions import Session, Subscription
-from polybus.broker.subscriptions import Route
+from polybus.broker.subscriptions import STREAMS, Route
 from polybus.broker.topics import SHARE_PREFIX, InvalidTopic, parse_filter
 from polybus.errors import PeerError
 from polybus.session.stream import END_TEXTS, MAX_ERROR_CHARACTERS, OWNER_MARKS
@@ -286,6 +286,8 @@ class TbusLink(TbusReader):
         """Raises InvalidTopic."""
         if topic_filter.startswith(SHARE_PREFIX):
             raise InvalidTopic(f"TBus has no shared subscriptions: {topic_filter[:80]!r}")
+        if topic_filter.startswith(STREAMS):
+            raise InvalidTopic("streams are replayed to MQTT clients only")
         limits = self.broker.limits
         parse_filter(topic_filter, limits.topic_levels, limits.topic_bytes)
 

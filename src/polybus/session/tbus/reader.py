@@ -34,6 +34,7 @@ REFUSAL_CODES: Final = {
     Refusal.BAD_CREDENTIALS: ConnectReason.NOT_AUTHORIZED,
     Refusal.BUSY: ConnectReason.UNSPECIFIED,
     Refusal.NO_MEMORY: ConnectReason.UNSPECIFIED,
+    Refusal.NO_STORE: ConnectReason.UNSPECIFIED,
     Refusal.INTERNAL: ConnectReason.UNSPECIFIED,
 }
 

@@ -1,0 +1,1 @@
+"""What streams cost the bus, and how fast they are written and read."""

@@ -1,0 +1,154 @@
+"""Streams in a running server: opened before anyone is let in, told to the core, closed at the end."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from polybus.broker.access import Credentials, Verdict
+from polybus.broker.broker import Broker
+from polybus.broker.journal import Journal
+from polybus.broker.message import Delivery
+from polybus.broker.sessions import Session, Subscription
+from polybus.errors import ConfigError, UsageError
+from polybus.ops.config import Config
+from polybus.ops.streams import Http
+from polybus.store.folder import DataFolder
+from polybus.store.streams.start import parse_subscription
+
+if TYPE_CHECKING:
+    from polybus.net.http import HttpServer
+    from polybus.store.streams.cursor import Cursor, Records
+    from polybus.store.streams.writer import StreamSet
+
+REPLAY_THREADS: Final = 2
+JUDGE_S: Final = 30.0
+"""How long a reader waits for its password to be checked."""
+SETTLE_S: Final = 10.0
+"""How long the end waits for the disk."""
+SWITCH_S: Final = 0.0005
+"""How long the event loop waits for the interpreter while the writer has it: Python's own 5 ms would be
+seen by everyone on the bus."""
+
+
+class Streams:
+    def __init__(self, folder: DataFolder, streams: "StreamSet") -> None:
+        self.folder = folder
+        self.set = streams
+        self.journal: Journal = streams
+        self._http: HttpServer | None = None
+        self._threads = ThreadPoolExecutor(REPLAY_THREADS, thread_name_prefix="polybus-replay")
+
+    def start(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        def post(call: object, *arguments: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
+
+        def failed(origins: Collection[str], why: str) -> None:
+            broker.now = loop.time()
+            broker.commit_failed(origins, why)
+
+        def open_replay(session: Session, subscription: Subscription) -> Iterator[Delivery | None]:
+            def wake() -> None:
+                broker.dispatcher.unfinished[session] = None
+                broker.stir()
+
+            return self._open_replay(subscription, post, wake)
+
+        broker.open_replay = open_replay
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
+        broker.subscriptions.log_of = self.set.log_of
+        self.set.on_failed = failed
+        self.set.on_room = lambda: broker.unstall(loop.time())
+        self.set.start(post)
+
+    def _open_replay(
+        self, subscription: Subscription, post: Callable[..., None], wake: Callable[[], None]
+    ) -> "Cursor":
+        from polybus.store.streams.cursor import Cursor
+
+        def fetch(
+            read: Callable[[], "Records | None"], done: Callable[["Records | Exception | None"], None]
+        ) -> None:
+            def work() -> None:
+                try:
+                    found: Records | Exception | None = read()
+                except Exception as error:
+                    found = error
+                post(done, found)
+
+            with contextlib.suppress(RuntimeError):  # the server ends, and so do its sessions
+                self._threads.submit(work)
+
+        if subscription.group is not None:
+            raise UsageError("a stream is replayed to each subscriber, it cannot be shared")
+        asked = parse_subscription(subscription.path)
+        stream = self.set.streams.get(asked.name)
+        if stream is None:
+            raise UsageError(f"there is no stream {asked.name!r}; there are: {', '.join(self.set.streams)}")
+        return Cursor(
+            stream, asked, qos=subscription.qos, identifier=subscription.identifier, fetch=fetch, on_wake=wake
+        )
+
+    def serve_http(self, broker: Broker, loop: asyncio.AbstractEventLoop, http: Http) -> "HttpServer":
+        """Raises ConfigError."""
+        from polybus.net.http import HttpServer
+        from polybus.net.http_streams import StreamPages
+
+        def judge(credentials: Credentials) -> Verdict:
+            authenticator = broker.access.authenticator
+            if authenticator is None:
+                return Verdict(True)
+            answer: Future[Verdict] = Future()
+            loop.call_soon_threadsafe(authenticator.authenticate, credentials, answer.set_result)
+            try:
+                return answer.result(JUDGE_S)
+            except TimeoutError:
+                return Verdict(False, busy=True, reason="the login could not be checked in time; try again")
+
+        pages = StreamPages(self.set.streams, lambda: broker.access, judge)
+        try:
+            server = HttpServer(http.host, http.port, pages.answer)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on http://{http.host}:{http.port}: {error.strerror or error};"
+                " choose another http.host or http.port, or stop what uses it"
+            ) from error
+        server.start()
+        self._http = server
+        return server
+
+    async def settle(self) -> None:
+        """Wait until everything taken so far is written and acknowledged."""
+        done = asyncio.Event()
+        self.set.commit(done.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), SETTLE_S)
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+        self._threads.shutdown(cancel_futures=True)
+        self.set.close()
+        self.folder.close()
+
+
+def open_streams(config: Config) -> Streams:
+    """Raises StoreError for a folder that cannot be used, ConfigError if what streams need is not installed."""
+    try:
+        from polybus.store.streams.writer import StreamSet
+    except ImportError as error:
+        raise ConfigError(
+            f"{config.source or 'configuration'}: stream: needs {error.name}, which is not installed; install"
+            " the extra: pip install 'polybus[streams]'"
+        ) from error
+    assert config.data_folder is not None
+    folder = DataFolder(config.data_folder)
+    try:
+        streams = StreamSet(folder, config.streams, is_synced=config.store.sync == "full")
+    except BaseException:
+        folder.close()
+        raise
+    return Streams(folder, streams)

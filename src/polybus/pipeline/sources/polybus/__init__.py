@@ -1,0 +1,1 @@
+"""Polybus's durable streams as a Spark source, exactly once."""

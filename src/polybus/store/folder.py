@@ -1,0 +1,65 @@
+"""The data folder: one for all durable state, private to its owner, and of one broker at a time."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import Final, Self
+
+from polybus.errors import PolybusError
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+
+class StoreError(PolybusError):
+    """What is stored cannot be used or kept. The text names the file or folder and the remedy."""
+
+
+class DataFolder:
+    """Holds the folder from construction until `close`, or until the process ends in any way.
+
+    Raises StoreError if it cannot be used, or if another process has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            raise StoreError(
+                f"data folder {path} cannot be used: {error.strerror}; choose another, or mend it"
+            ) from error
+        try:
+            # The kernel lets go of it however the process ends, so a lock cannot outlive its broker.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            by = f"process {holder}" if holder.isdigit() else "another process"
+            raise StoreError(
+                f"data folder {path} is in use by {by}; stop it, or choose another folder"
+            ) from error
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def folder(self, *names: str) -> Path:
+        """A folder inside, made if it is not there."""
+        path = self.path
+        for name in names:
+            path /= name
+            path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        return path
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,343 @@
+"""One partition of a stream: a row of segments, the last of which is written.
+
+One thread writes (`append`, `tend`, `drop`); any thread reads (`span`, `offset_at`, the facts). What is
+written is told to readers by `next`, after it is in the file.
+
+Offsets are never given twice. A crash of the process loses nothing that was written, but one of the
+machine may, unless every group is synced; and a segment may be found damaged at its end. So `reserved`
+always says an offset that was not reached yet, and who cannot be sure goes on from there.
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from polybus.store.folder import StoreError
+from polybus.store.streams import format as segments
+from polybus.store.streams.files import Files, boot_id
+from polybus.store.streams.format import Batch, Compression
+from polybus.store.streams.retention import SegmentFacts, must_roll
+from polybus.store.streams.segment import Segment, read_batch
+
+log = logging.getLogger("polybus.streams")
+
+RESERVE: Final = 1 << 20
+"""Offsets reserved at a time."""
+MOST_BATCHES: Final = 8192
+"""In a segment, so that its index stays small."""
+MOST_SEGMENTS: Final = 64
+"""In one span: each is a file to open."""
+
+
+class Shape(NamedTuple):
+    """How segments are cut and written."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    segment_age_s: float = 3600.0
+    compression: Compression = "none"
+    is_synced: bool = False
+    """Each group is on the disk before it is acknowledged; else it is in the system's hands."""
+
+
+class Gone(StoreError):
+    """Retention has dropped this offset."""
+
+    def __init__(self, offset: int, first: int) -> None:
+        super().__init__(f"offset {offset} was dropped by retention; the first one there is {first}")
+        self.first = first
+
+
+class Damaged(StoreError):
+    """The records at this offset can not be read any more."""
+
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__(f"records from offset {start} to {end} (exclusive) are damaged on the disk")
+        self.start = start
+        self.end = end
+
+
+class Extent(NamedTuple):
+    """Neighbouring batches in one file."""
+
+    segment: Segment
+    batches: Sequence[Batch]
+
+    @property
+    def at(self) -> int:
+        return self.batches[0].at
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].end
+
+
+class Partition:
+    def __init__(
+        self, folder: Path, number: int, shape: Shape | None = None, files: Files | None = None
+    ) -> None:
+        """Opens what is there, or begins. Raises StoreError or OSError."""
+        self.folder = folder
+        self.number = number
+        self.shape = shape or Shape()
+        self._files = files or Files()
+        self._fd = -1
+        self._reserved = 0
+        self.segments: tuple[Segment, ...] = ()
+        self._files.make_folder(folder)
+        found = load_segments(folder)
+        self.next = self._recover(found)
+        last = found[-1] if found else None
+        if last is not None and _is_open(last) and last.next == self.next:
+            self._write_on(last)
+            self.segments = tuple(found)
+        else:
+            self.segments = tuple(found)
+            self._begin()
+        if self._reserved < self.next + RESERVE // 2:
+            self._reserve()
+
+    # -- what readers ask ---------------------------------------------------------------------
+
+    @property
+    def first(self) -> int:
+        return self.segments[0].first
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.file_bytes for segment in self.segments)
+
+    def times(self) -> tuple[int, int] | None:
+        """Of the oldest and the newest record, in microseconds; None: there is none."""
+        return times_of(self.segments)
+
+    def span(self, start: int, stop: int) -> list[Extent]:
+        """Where the batches are that hold [start, stop). Raises Gone, Damaged.
+
+        It ends before `stop` where something is damaged, or where too many files would be needed.
+        """
+        return find_span(self.segments, start, min(stop, self.next))
+
+    def offset_at(self, time: int) -> int:
+        """Of the first record that came at this time or later; `next` if there is none yet."""
+        return find_time(self.segments, time, self.next)
+
+    def facts(self) -> list[SegmentFacts]:
+        """Of the segments that may be dropped."""
+        return [SegmentFacts(self.number, s.first, s.file_bytes, s.max_time) for s in self.segments[:-1]]
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Write records that begin with offset `next`. Raises OSError, and then nothing was written."""
+        if self._fd < 0:
+            self._begin_again()
+        if self._reserved < self.next + len(batch):
+            self._reserve()
+        active = self.segments[-1]
+        noted, pieces = segments.encode_batch(batch, self.shape.compression, active.size_bytes)
+        try:
+            self._files.append(self._fd, pieces)
+            if self.shape.is_synced:
+                self._files.sync(self._fd)
+        except OSError:
+            self._take_back(active)
+            raise
+        active.note(noted)
+        self.next = active.next
+
+    def tend(self, now_us: int) -> None:
+        """Begin a new segment if it is time. Raises OSError."""
+        active, shape = self.segments[-1], self.shape
+        if self._fd >= 0 and must_roll(
+            active.size_bytes,
+            active.count(),
+            (now_us - active.min_time) / 1_000_000,
+            segment_bytes=shape.segment_bytes,
+            segment_age_s=shape.segment_age_s,
+            max_batches=MOST_BATCHES,
+        ):
+            self._seal(active)
+            self._begin()
+
+    def drop(self, first: int) -> None:
+        """Delete the segment that begins with this offset."""
+        gone = next(segment for segment in self.segments if segment.first == first)
+        self.segments = tuple(segment for segment in self.segments if segment is not gone)
+        gone.path.unlink(missing_ok=True)
+
+    def probe(self) -> None:
+        """Raises OSError if it cannot be written."""
+        self._files.probe(self.folder)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.fdatasync(self._fd)
+                self._reserve(is_clean=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _begin(self) -> None:
+        path = self.folder / f"{self.next:020}.arrow"
+        fd = self._files.create(path, segments.SCHEMA_BYTES)
+        if self.shape.is_synced:
+            self._files.sync_folder(self.folder)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        segment = Segment(path, self.next)
+        segment.begin(len(segments.SCHEMA_BYTES))
+        self.segments = (*self.segments, segment)
+
+    def _begin_again(self) -> None:
+        """The last write could not be taken back: what it left is as if cut off, and stays so."""
+        if self.segments[-1].next == self.segments[-1].first:
+            raise OSError(5, "a segment cannot be written", str(self.segments[-1].path))
+        self._begin()
+
+    def _write_on(self, segment: Segment) -> None:
+        self._fd = self._files.open(segment.path)
+        if segment.is_cut:
+            lost = segment.file_bytes - segment.size_bytes
+            fields = {"file": str(segment.path), "bytes": lost, "next_offset": segment.next}
+            log.warning("a batch that was not finished is cut off", extra={"fields": fields})
+            self._files.truncate(self._fd, segment.size_bytes)
+            segment.is_cut = False
+        segment.begin(segment.size_bytes)
+
+    def _take_back(self, active: Segment) -> None:
+        try:
+            self._files.truncate(self._fd, active.size_bytes)
+        except OSError:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _seal(self, active: Segment) -> None:
+        index = segments.encode_index(active.index())
+        try:
+            self._files.append(self._fd, [index])
+            if self.shape.is_synced:
+                self._files.sync(self._fd)
+        except OSError:
+            self._take_back(active)
+            raise
+        active.sealed(active.size_bytes + len(index))
+
+    # -- offsets --------------------------------------------------------------------------------------
+
+    def _reserve(self, *, is_clean: bool = False) -> None:
+        bound = self.next if is_clean else self.next + RESERVE
+        noted = {"offset": bound, "boot": boot_id(), "clean": is_clean}
+        self._files.replace(self.folder / "reserved", json.dumps(noted).encode())
+        self._reserved = 0 if is_clean else bound
+
+    def _recover(self, found: Sequence[Segment]) -> int:
+        """The next offset, surely one that was never used."""
+        reached = max((segment.next for segment in found), default=0)
+        path = self.folder / "reserved"
+        try:
+            noted = json.loads(path.read_text())
+            bound, boot, is_clean = int(noted["offset"]), str(noted["boot"]), bool(noted["clean"])
+        except FileNotFoundError:
+            return reached
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path} cannot be read ({error}); put an offset there that was never used, as"
+                ' {"offset": N, "boot": "", "clean": false}'
+            ) from error
+        is_doubtful = bool(found) and bool(found[-1].damages)
+        for damage in (damage for segment in found for damage in segment.damages):
+            fields = {"stream": self.folder.parent.name, "partition": self.number, "at": damage.at}
+            log.error(f"records are damaged: {damage.reason}", extra={"fields": fields})
+        if is_clean or (boot == boot_id() and not is_doubtful):
+            return max(reached, bound) if is_clean else reached
+        return max(reached, bound)
+
+
+def load_segments(folder: Path) -> list[Segment]:
+    """In their order. Raises StoreError."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".arrow"))
+    found = []
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # dropped just now by the broker whose folder this is
+            found.append(Segment.load(folder / name))
+    for one, other in itertools.pairwise(found):
+        if one.next > other.first:
+            raise StoreError(f"{other.path} begins before {one.path.name} ends; one of them is not of this log")
+    return found
+
+
+def find_span(row: Sequence[Segment], start: int, stop: int) -> list[Extent]:
+    if start < row[0].first:
+        raise Gone(start, row[0].first)
+    extents: list[Extent] = []
+    reached = start
+    for number, segment in enumerate(row):
+        is_last = number + 1 == len(row)
+        end = segment.next if is_last or not segment.damages else row[number + 1].first
+        if end <= start or segment.first >= stop:
+            continue
+        batches = segment.index()
+        low = segments.find(batches, start)
+        high = segments.find(batches, stop - 1) + 1
+        hole = _first_damage(segment, batches, start)
+        if hole is not None and hole[0] < stop:
+            if reached >= hole[0] or not (chosen := [b for b in batches[low:high] if b.next <= hole[0]]):
+                if not extents:
+                    following = segment.next if is_last else row[number + 1].first
+                    raise Damaged(max(start, hole[0]), hole[1] if hole[1] is not None else following)
+                return extents
+            return [*extents, Extent(segment, chosen)]
+        if chosen := list(batches[low:high]):
+            extents.append(Extent(segment, chosen))
+            reached = chosen[-1].next
+        if len(extents) >= MOST_SEGMENTS:
+            break
+    return extents
+
+
+def _first_damage(segment: Segment, batches: Sequence[Batch], start: int) -> tuple[int, int | None] | None:
+    """Offsets of the first damage that ends behind `start`; without an end: to the end of the segment."""
+    for damage in segment.damages:
+        before = [batch.next for batch in batches if batch.at < damage.at]
+        after = [batch.first for batch in batches if batch.at > damage.at]
+        low = before[-1] if before else segment.first
+        high = after[0] if after else None
+        if high is None or high > start:
+            return low, high
+    return None
+
+
+def find_time(row: Sequence[Segment], time: int, otherwise: int) -> int:
+    for segment in row:
+        if segment.max_time < time:
+            continue
+        for batch in list(segment.index()):
+            if batch.max_time < time:
+                continue
+            records = read_batch(segment.path, batch)
+            offsets, times = records.column(0).to_pylist(), records.column(1).cast(pa.int64()).to_pylist()
+            return int(next(offset for offset, each in zip(offsets, times, strict=True) if each >= time))
+    return otherwise
+
+
+def times_of(row: Sequence[Segment]) -> tuple[int, int] | None:
+    held = [segment for segment in row if segment.max_time]
+    return (held[0].min_time, max(segment.max_time for segment in held)) if held else None
+
+
+def _is_open(segment: Segment) -> bool:
+    return not segment.is_sealed and not segment.damages
+
+
+def numbered_folders(folder: Path) -> list[Path]:
+    """The partitions of a stream's folder, in their order."""
+    found = [path for path in folder.iterdir() if path.is_dir() and path.name.isdigit()]
+    return sorted(found, key=lambda path: int(path.name))

@@ -1,0 +1,104 @@
+"""A stream: its partitions, what it has come to, and who waits for more."""
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from polybus.store.folder import StoreError
+from polybus.store.streams.columns import Piece, partition_of
+from polybus.store.streams.files import Files
+from polybus.store.streams.partition import Partition, Shape, numbered_folders
+from polybus.store.streams.retention import Retention, expired
+from polybus.store.streams.rule import StreamRule
+
+if TYPE_CHECKING:
+    from polybus.store.streams.cursor import Cursor
+
+log = logging.getLogger("polybus.streams")
+
+MOST_TOPICS: Final = 100_000
+"""Remembered with their partition."""
+
+
+class Gathering:
+    """What comes next in a partition."""
+
+    __slots__ = ("partition", "pieces", "rows", "size_bytes")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.pieces: list[Piece] = []
+        self.rows = 0
+        self.size_bytes = 0
+
+
+class Stream:
+    def __init__(self, folder: Path, rule: StreamRule, *, is_synced: bool, files: Files) -> None:
+        """Opens what is there, or begins. Raises StoreError or OSError."""
+        self.rule = rule
+        self.folder = folder
+        self.refusal: str | None = None
+        """Why nothing can be written. Set and cleared by the writer, read by everyone."""
+        self.lost = 0
+        """Records that could not be written."""
+        self.listeners: WeakSet[Cursor] = WeakSet()
+        files.make_folder(folder)
+        there = _partitions_there(folder)
+        if there > rule.partitions:
+            fields = {"stream": rule.name, "was": there, "is": rule.partitions}
+            log.warning("fewer partitions than before: the others stay readable", extra={"fields": fields})
+        elif 0 < there < rule.partitions:
+            fields = {"stream": rule.name, "was": there, "is": rule.partitions}
+            log.warning("more partitions: topics may move to another one", extra={"fields": fields})
+        shape = Shape(rule.segment_bytes, rule.segment_age_s, rule.compression, is_synced)
+        self.partitions: list[Partition] = []
+        try:
+            for number in range(max(rule.partitions, there)):
+                self.partitions.append(Partition(folder / str(number), number, shape, files))
+            files.replace(folder / "stream.json", _describe(rule))
+        except BaseException:
+            self.close()
+            raise
+        self.gatherings = [Gathering(partition) for partition in self.partitions]
+        self._places: dict[bytes, Gathering] = {}
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    def place(self, topic: bytes) -> Gathering:
+        """Where records of this topic gather. For the writer."""
+        place = self._places.get(topic)
+        if place is None:
+            if len(self._places) >= MOST_TOPICS:
+                self._places.clear()
+            place = self._places[topic] = self.gatherings[partition_of(topic, self.rule.partitions)]
+        return place
+
+    def tend(self, now_us: int) -> None:
+        """Begin new segments and drop old ones, where it is time. Raises OSError. For the writer."""
+        for partition in self.partitions:
+            partition.tend(now_us)
+        facts = [each for partition in self.partitions for each in partition.facts()]
+        for each in expired(facts, Retention(self.rule.max_age_s, self.rule.max_bytes), now_us):
+            self.partitions[each.partition].drop(each.first)
+            fields = {"stream": self.name, "partition": each.partition, "first_offset": each.first}
+            log.info("segment dropped", extra={"fields": fields})
+
+    def close(self) -> None:
+        for partition in self.partitions:
+            partition.close()
+
+
+def _describe(rule: StreamRule) -> bytes:
+    """For those who read the folder without the configuration."""
+    return json.dumps({"format": 1, "name": rule.name, "filters": rule.filters}, indent=1).encode() + b"\n"
+
+
+def _partitions_there(folder: Path) -> int:
+    numbers = [int(path.name) for path in numbered_folders(folder)]
+    if numbers and numbers != list(range(len(numbers))):
+        raise StoreError(f"{folder} lacks a partition: there are only {numbers}; give back what was moved away")
+    return len(numbers)

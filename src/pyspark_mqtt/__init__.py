@@ -1,0 +1,5 @@
+"""Where Spark looks for `format("mqtt")`."""
+
+from polybus.pipeline.sources.mqtt.source import MqttSource as DefaultSource
+
+__all__ = ["DefaultSource"]

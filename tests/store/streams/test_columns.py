@@ -1,0 +1,103 @@
+"""Runs and messages become the same records, whichever way they take."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polybus.broker.links import Encoding
+from polybus.broker.message import Message, MessageProperties, Run
+from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
+from polybus.session.tbus.encoding import TBUS
+from polybus.store.streams.columns import MANY, build, partition_of, pieces_of
+from polybus.wire.mqtt.codec import encode
+from polybus.wire.mqtt.packets import V5, V311, Publish
+from polybus.wire.tbus.codec import encode_publish
+
+topics = st.text("abcäß/ ", min_size=1, max_size=12)
+Pairs = list[tuple[str, bytes]]
+
+
+def mqtt(version: int) -> Callable[[str, bytes, int], bytes]:
+    return lambda topic, payload, qos: encode(
+        Publish(topic, payload, qos, packet_id=len(payload) + 1 if qos else 0), version
+    )
+
+
+def tbus(topic: str, payload: bytes, qos: int) -> bytes:
+    return b"".join(encode_publish(topic, payload, False))
+
+
+CASES = [
+    (MQTT_311, mqtt(V311), 0),
+    (MQTT_311, mqtt(V311), 1),
+    (MQTT_311, mqtt(V311), 2),
+    (MQTT_5, mqtt(V5), 0),
+    (MQTT_5, mqtt(V5), 1),
+    (TBUS, tbus, 0),
+]
+
+
+def records_of(encoding: Encoding, write: Callable[[str, bytes, int], bytes], qos: int, pairs: Pairs) -> Pairs:
+    wire = b"".join(write(topic, payload, qos) for topic, payload in pairs)
+    run = Run(wire, len(pairs), encoding, "möte", qos)
+    batch = build(list(pieces_of(run, 77)), 1000)
+    batch.validate(full=True)
+    count = len(pairs)
+    assert batch.column("offset").to_pylist() == list(range(1000, 1000 + count))
+    assert batch.column("client_id").to_pylist() == ["möte"] * count
+    assert batch.column("qos").to_pylist() == [qos] * count
+    assert batch.column("retain").to_pylist() == [False] * count
+    assert batch.column("user_properties").to_pylist() == [[]] * count
+    return list(zip(batch.column("topic").to_pylist(), batch.column("payload").to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(("encoding", "write", "qos"), CASES)
+@given(data=st.data())
+def test_a_run_of_anything(
+    encoding: Encoding, write: Callable[[str, bytes, int], bytes], qos: int, data: st.DataObject
+) -> None:
+    """Repeated often enough to be looked at as a matrix, too."""
+    distinct = data.draw(st.lists(st.tuples(topics, st.binary(max_size=200)), min_size=1, max_size=6))
+    repeats = data.draw(st.integers(1, 2 * MANY))
+    pairs = [pair for pair in distinct for _ in range(repeats)]
+    assert records_of(encoding, write, qos, pairs) == pairs
+
+
+@pytest.mark.parametrize(("encoding", "write", "qos"), CASES)
+@pytest.mark.parametrize("size", [0, 1, 64, 200, 20_000])
+def test_packets_alike_are_one_piece(
+    encoding: Encoding, write: Callable[[str, bytes, int], bytes], qos: int, size: int
+) -> None:
+    pairs = [("sensors/a", b"%d" % n + b"." * max(0, size - 1) if size else b"") for n in range(MANY + 1)]
+    assert records_of(encoding, write, qos, pairs) == pairs
+    wire = b"".join(write(topic, payload, qos) for topic, payload in pairs)
+    assert len(list(pieces_of(Run(wire, len(pairs), encoding, "", qos), 0))) == 1
+
+
+def test_packets_of_one_size_that_differ_in_topic_are_not_taken_for_alike() -> None:
+    pairs = [(f"a/{n % 2}", b"%d" % n) for n in range(8)]
+    assert records_of(MQTT_311, mqtt(V311), 0, pairs) == pairs
+
+
+def test_a_message_keeps_what_it_says() -> None:
+    said = MessageProperties(user_properties=(("a", "1"), ("a", "2"), ("ß", "")))
+    messages = [
+        Message("t", b"\x00\xff", 2, True, True, properties=said, origin="me"),
+        Message("u", b"", origin=""),
+    ]
+    batch = build([piece for message in messages for piece in pieces_of(message, 5)], 0)
+    batch.validate(full=True)
+    first, second = batch.to_pylist()
+    assert first["payload"] == b"\x00\xff"
+    assert (first["qos"], first["retain"], first["priority"], first["client_id"]) == (2, True, True, "me")
+    assert [(p["name"], p["value"]) for p in first["user_properties"]] == [("a", "1"), ("a", "2"), ("ß", "")]
+    assert (second["retain"], second["priority"], second["user_properties"]) == (False, False, [])
+
+
+def test_a_topic_has_its_partition_for_ever() -> None:
+    """These numbers must never change: logs on disk depend on them."""
+    assert [partition_of(topic, 8) for topic in (b"a", b"sensors/1", b"trucks/7/speed", "ä".encode())] == [
+        3, 3, 2, 3,
+    ]  # fmt: skip

@@ -1,0 +1,263 @@
+"""A partition on a real disk: what is found again after any end, and offsets that are never used twice."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from polybus.store.folder import StoreError
+from polybus.store.streams import partition as partitions
+from polybus.store.streams.files import Files
+from polybus.store.streams.format import scan
+from polybus.store.streams.partition import Damaged, Extent, Gone, Partition, Shape
+from polybus.store.streams.segment import read_batch
+from tests.store.streams.records import batch, payloads, read_files
+
+TINY = Shape(segment_bytes=2500)
+
+
+def fill(partition: Partition, *groups: Sequence[bytes], time: int = 1_000_000) -> None:
+    for group in groups:
+        partition.append(batch(partition.next, group, time))
+        partition.tend(time)
+
+
+def abandon(partition: Partition) -> None:
+    """As a crash leaves it: nothing is noted, only the kernel closes files."""
+    os.close(partition._fd)
+    partition._fd = -1
+
+
+def offsets(extents: list[Extent]) -> list[int]:
+    return [o for e in extents for b in e.batches for o in read_batch(e.segment.path, b).column(0).to_pylist()]
+
+
+def test_what_is_written_is_found_again(tmp_path: Path) -> None:
+    partition = Partition(tmp_path, 0, TINY)
+    fill(partition, *([b"%d" % n, b"x"] for n in range(8)))
+    assert len(partition.segments) > 3
+    assert (partition.first, partition.next) == (0, 16)
+    partition.close()
+    again = Partition(tmp_path, 0, TINY)
+    assert (again.first, again.next) == (0, 16)
+    assert offsets(again.span(0, 16)) == list(range(16))
+    fill(again, [b"more"])
+    again.close()
+    assert [record["offset"] for record in read_files(tmp_path)] == list(range(17))
+
+
+def test_only_the_owner_may_read(tmp_path: Path) -> None:
+    partition = Partition(tmp_path / "p", 0, TINY)
+    fill(partition, [b"1"], [b"2"], [b"3"])
+    partition.close()
+    assert stat.S_IMODE((tmp_path / "p").stat().st_mode) == 0o700
+    files = list((tmp_path / "p").iterdir())
+    assert len(files) >= 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_cut_at_every_byte_of_the_last_batch(tmp_path: Path) -> None:
+    partition = Partition(tmp_path / "p", 0)
+    fill(partition, [b"a", b"b"], [b"c"])
+    abandon(partition)
+    path = partition.segments[0].path
+    data = path.read_bytes()
+    last = scan(data).batches[-1]
+    for size in range(last.at, len(data)):
+        path.write_bytes(data[:size])
+        recovered = Partition(tmp_path / "p", 0)
+        assert recovered.next == 2, size
+        assert path.stat().st_size == last.at, size
+        abandon(recovered)
+    recovered = Partition(tmp_path / "p", 0)
+    fill(recovered, [b"again"])
+    recovered.close()
+    assert payloads(read_files(tmp_path / "p")) == [b"a", b"b", b"again"]
+
+
+def test_a_flipped_bit_is_reported_kept_and_its_offsets_are_not_used_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = Partition(tmp_path / "p", 0)
+    fill(partition, [b"a", b"b"], [b"c"], [b"d"])
+    abandon(partition)
+    path = partition.segments[0].path
+    data = bytearray(path.read_bytes())
+    victim = scan(bytes(data)).batches[-1]
+    data[victim.end - 20] ^= 4
+    path.write_bytes(data)
+    recovered = Partition(tmp_path / "p", 0)
+    assert "records are damaged" in caplog.text
+    assert path.read_bytes() == bytes(data), "never overwritten"
+    assert recovered.next > 4
+    first_new = recovered.next
+    fill(recovered, [b"new"])
+    assert offsets(recovered.span(0, 3)) == [0, 1, 2]
+    assert offsets(recovered.span(0, 10**9)) == [0, 1, 2], "ends where the damage begins"
+    for start in (3, 4, first_new - 1):
+        with pytest.raises(Damaged) as damaged:
+            recovered.span(start, 10**9)
+        assert damaged.value.end == first_new
+    assert offsets(recovered.span(first_new, 10**9)) == [first_new]
+    recovered.close()
+    assert Partition(tmp_path / "p", 0).next == first_new + 1
+
+
+def test_damage_in_the_middle_costs_only_its_own_batch(tmp_path: Path) -> None:
+    partition = Partition(tmp_path / "p", 0, TINY)
+    fill(partition, *([b"%d" % n] for n in range(9)))
+    partition.close()
+    path = partition.segments[0].path
+    data = bytearray(path.read_bytes())
+    victim = scan(bytes(data)).batches[0]
+    data[victim.end - 20] ^= 1
+    path.write_bytes(data)
+    recovered = Partition(tmp_path / "p", 0, TINY)
+    assert recovered.next == 9
+    with pytest.raises(Damaged) as damaged:
+        recovered.span(0, 9)
+    assert (damaged.value.start, damaged.value.end) == (0, 1)
+    assert offsets(recovered.span(1, 9)) == list(range(1, 9))
+
+
+def test_after_the_machine_went_down_offsets_go_on_where_none_can_have_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = Partition(tmp_path / "p", 0)
+    fill(partition, [b"a"], [b"b"])
+    abandon(partition)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "p", copy)
+    assert Partition(tmp_path / "p", 0).next == 2, "a process that ended loses nothing"
+    monkeypatch.setattr(partitions, "boot_id", lambda: "another")
+    recovered = Partition(copy, 0)
+    assert recovered.next == partitions.RESERVE
+    fill(recovered, [b"c"])
+    assert offsets(recovered.span(0, 10**9)) == [0, 1, partitions.RESERVE]
+
+
+def test_offsets_go_on_after_everything_was_dropped(tmp_path: Path) -> None:
+    partition = Partition(tmp_path, 0, TINY)
+    while len(partition.segments) < 3:
+        fill(partition, [b"x"] * 3)
+    reached = partition.next
+    for each in partition.facts():
+        partition.drop(each.first)
+    assert partition.first == partition.next == reached
+    partition.close()
+    again = Partition(tmp_path, 0, TINY)
+    assert again.next == reached
+    with pytest.raises(Gone) as gone:
+        again.span(0, reached)
+    assert gone.value.first == reached
+
+
+@pytest.mark.parametrize("content", [b"", b"precious notes", bytes(5000)])
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / f"{0:020}.arrow"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"0\.arrow is not a segment of a stream"):
+        Partition(tmp_path, 0)
+    assert path.read_bytes() == content
+
+
+def test_a_file_with_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.arrow").write_bytes(b"x")
+    with pytest.raises(StoreError, match=r"notes\.arrow is not named as a segment"):
+        Partition(tmp_path, 0)
+
+
+def test_segments_that_overlap_are_refused(tmp_path: Path) -> None:
+    partition = Partition(tmp_path, 0)
+    fill(partition, [b"1", b"2", b"3"])
+    partition.close()
+    shutil.copy(tmp_path / f"{0:020}.arrow", tmp_path / f"{1:020}.arrow")
+    with pytest.raises(StoreError):
+        Partition(tmp_path, 0)
+
+
+def test_a_note_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    partition = Partition(tmp_path, 0)
+    partition.close()
+    (tmp_path / "reserved").write_text("{")
+    with pytest.raises(StoreError, match="reserved cannot be read"):
+        Partition(tmp_path, 0)
+
+
+def test_the_offset_of_a_time(tmp_path: Path) -> None:
+    partition = Partition(tmp_path, 0, TINY)
+    for number, time in enumerate([10, 20, 20, 30, 5, 40]):
+        fill(partition, [b"%d" % number], time=time)
+    for time, offset in [(0, 0), (10, 0), (11, 1), (20, 1), (21, 3), (31, 5), (40, 5), (41, 6)]:
+        assert partition.offset_at(time) == offset, time
+    assert partition.times() == (10, 40)
+
+
+class FullDisk(Files):
+    """Takes so many bytes more, and then no more, as a disk does: in the middle of a write."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def append(self, fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+        if self.room is not None:
+            for each in pieces:
+                taken = bytes(each)[: self.room]
+                os.write(fd, taken)
+                self.room -= len(taken)
+                if len(taken) < len(each):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
+        super().append(fd, pieces)
+
+
+@pytest.mark.parametrize("room", [0, 1, 500, 1000])
+def test_a_full_disk_leaves_what_was_there_and_takes_up_again(tmp_path: Path, room: int) -> None:
+    files = FullDisk()
+    partition = Partition(tmp_path, 0, files=files)
+    fill(partition, [b"a"])
+    files.room = room
+    with pytest.raises(OSError, match="No space"):
+        fill(partition, [b"b" * 2000])
+    assert partition.next == 1
+    assert offsets(partition.span(0, 5)) == [0]
+    files.room = None
+    fill(partition, [b"c"])
+    partition.close()
+    assert payloads(read_files(tmp_path)) == [b"a", b"c"]
+    assert Partition(tmp_path, 0).next == 2
+
+
+def test_a_write_that_cannot_be_taken_back_costs_the_segment_only(tmp_path: Path) -> None:
+    class Worse(FullDisk):
+        is_bad = False
+
+        def truncate(self, fd: int, size: int) -> None:
+            if self.is_bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().truncate(fd, size)
+
+    files = Worse()
+    partition = Partition(tmp_path, 0, files=files)
+    fill(partition, [b"a"])
+    files.room, files.is_bad = 700, True
+    with pytest.raises(OSError, match="No space"):
+        fill(partition, [b"b" * 2000])
+    files.room, files.is_bad = None, False
+    fill(partition, [b"c"])
+    assert offsets(partition.span(0, 5)) == [0, 1]
+    partition.close()
+    assert offsets(Partition(tmp_path, 0).span(0, 5)) == [0, 1]
+
+
+def test_the_reserve_grows_before_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "RESERVE", 4)
+    partition = Partition(tmp_path, 0)
+    for _ in range(20):
+        fill(partition, [b"a", b"b", b"c"])
+        assert json.loads((tmp_path / "reserved").read_text())["offset"] >= partition.next
