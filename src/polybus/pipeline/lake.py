@@ -1,7 +1,7 @@
 """The tables on disk.
 
     <root>/bronze/messages/batch=12/part-….parquet       appended, a folder a batch
-    <root>/silver/log/batch=12/day=2026-05-04/…
+    <root>/silver/records/batch=12/fate=kept/kind=position/…
     <root>/gold/cap_use/day=2026-05-04/…                  replaced, a folder a day
     <root>/books/messages/0000000012.json                 what batch 12 brought; it is complete if this exists
     <root>/checkpoints/…                                  Spark's own
@@ -13,7 +13,6 @@ because the process ended in between, finds its folders and leaves them: the sam
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from functools import reduce
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +21,8 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.files import Files
-from polybus.pipeline.schemas import DAY, TABLES, Table
+from polybus.pipeline.schemas import TABLES, Table
+from polybus.pipeline.views import VIEWS
 
 Book = Mapping[str, Any]
 BATCH: Final = "batch"
@@ -51,36 +51,37 @@ class Lake:
     def read(self, name: str) -> DataFrame:
         """Everything of complete batches."""
         table = table_named(name)
-        path = self.path(name)
-        if not any("=" in each for each in self.files.names(path)):
-            return self.spark.createDataFrame([], self._shown(table))
-        frame = self.spark.read.schema(self._stored(table)).parquet(path)
+        if table.view_of:
+            return VIEWS[name](self.read(table.view_of))
+        if not any("=" in each for each in self.files.names(self.path(name))):
+            return self.spark.createDataFrame([], table.schema)
+        frame = self.spark.read.schema(_stored(table)).parquet(self.path(name))
         if table.job == "days":
             return frame.select(*table.schema.names)
-        done = self.books(table.job)
-        return frame.where(F.col(BATCH) <= max(done, default=-1)).select(*self._shown(table).names)
+        done = max(self.books(table.job), default=-1)
+        return frame.where(F.col(BATCH) <= done).select(*table.schema.names)
 
     def read_batches(self, name: str, batches: Iterable[int]) -> DataFrame:
         """Of these batches only, complete or not; without listing the others."""
         table = table_named(name)
+        if table.view_of:
+            return VIEWS[name](self.read_batches(table.view_of, batches))
         paths = [self._batch(name, batch) for batch in batches]
         there = [path for path in paths if self.files.exists(path)]
         if not there:
-            return self.spark.createDataFrame([], self._shown(table))
-        frame = self.spark.read.schema(self._stored(table)).option("basePath", self.path(name)).parquet(*there)
-        return frame.select(*self._shown(table).names)
+            return self.spark.createDataFrame([], table.schema)
+        reader = self.spark.read.schema(_stored(table)).option("basePath", self.path(name))
+        return reader.parquet(*there).select(*table.schema.names)
 
     def stream(self, name: str, *, max_files: int) -> DataFrame:
         """Every batch of an appended table, each once."""
+        table = table_named(name)
+        if table.view_of:
+            return VIEWS[name](self.stream(table.view_of, max_files=max_files))
         path = self.path(name)
         self.files.make_folder(path)  # or there would be nothing to watch
-        return (
-            self.spark.readStream.schema(table_named(name).schema)
-            .option("maxFilesPerTrigger", max_files)
-            .option("recursiveFileLookup", "true")
-            .option("pathGlobFilter", "*.parquet")
-            .parquet(path)
-        )
+        reader = self.spark.readStream.schema(_stored(table)).option("maxFilesPerTrigger", max_files)
+        return reader.parquet(path).select(*table.schema.names)
 
     def path(self, name: str) -> str:
         return self.files.at(table_named(name).layer, name)
@@ -102,10 +103,8 @@ class Lake:
             return
         writing = f"{self.path(name)}/.writing-{batch}"
         rows = rows.select(*[F.col(each.name).cast(each.dataType) for each in table.schema.fields])
-        if table.by_day:
-            rows = rows.withColumn("day", F.to_date(table.by_day))
         writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
-        (writer.partitionBy("day") if table.by_day else writer).parquet(writing)
+        (writer.partitionBy(*table.folders) if table.folders else writer).parquet(writing)
         self.files.move(writing, target)
 
     def drop(self, name: str) -> None:
@@ -180,13 +179,11 @@ class Lake:
     def _batch(self, name: str, batch: int) -> str:
         return f"{self.path(name)}/{BATCH}={batch}"
 
-    def _stored(self, table: Table) -> StructType:
-        extra = [] if table.job == "days" else [StructField(BATCH, IntegerType())]
-        return StructType([*table.schema.fields, *([StructField("day", DAY)] if table.by_day else []), *extra])
 
-    def _shown(self, table: Table) -> StructType:
-        return StructType([*table.schema.fields, *([StructField("day", DAY)] if table.by_day else [])])
-
-
-def union(frames: Sequence[DataFrame]) -> DataFrame:
-    return reduce(DataFrame.unionByName, frames)
+def _stored(table: Table) -> StructType:
+    """With what stands in the names of folders."""
+    return (
+        table.schema
+        if table.job == "days"
+        else StructType([*table.schema.fields, StructField(BATCH, IntegerType())])
+    )

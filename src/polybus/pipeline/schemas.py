@@ -1,6 +1,10 @@
 """Every table: its columns, its layer, who writes it and from what. Docs, commands and jobs read this.
 
 bronze is what came, silver is what it means, gold is what people ask. `docs/pipeline.md` has the picture.
+
+Tables that come of the same messages are views of one that is stored: `records` has every message once, with
+what it says and what became of it, in folders by fate and kind. So a batch is one write, all of it or
+nothing, and a view reads its own folders and columns only.
 """
 
 from collections.abc import Mapping
@@ -88,6 +92,52 @@ KINDS: Final[Mapping[str, StructType]] = {
 """What is decoded of each kind of record, beside its head. Files stay in bronze; here are their sums."""
 
 
+RECORDS: Final = StructType(
+    [
+        *columns(
+            **_ORIGIN,
+            qos=ByteType(),
+            payload_bytes=LONG,
+            protocol_bytes=LONG,
+            truck=TEXT,
+            id=TEXT,
+            at=TIME,
+            reason=TEXT,
+            detail=TEXT,
+            head=BYTES,
+            watermark=TIME,
+        ).fields,
+        *(StructField(kind, schema) for kind, schema in KINDS.items()),
+        StructField("fate", TEXT),
+        StructField("kind", TEXT),
+    ]
+)
+LOG_LINES: Final = columns(
+    file=TEXT,
+    position=LONG,
+    ts=TIME,
+    level=TEXT,
+    event=TEXT,
+    client_id=TEXT,
+    topic=TEXT,
+    request=LONG,
+    requester=TEXT,
+    packet_id=LONG,
+    service=TEXT,
+    duration_s=DOUBLE,
+    payload_bytes=LONG,
+    reason=TEXT,
+    text=TEXT,
+    why=TEXT,
+    detail=TEXT,
+    head=BYTES,
+    fate=TEXT,
+    day=DAY,
+)
+
+LOG_COLUMNS: Final = tuple(name for name in LOG_LINES.names if name not in ("why", "detail", "head", "fate"))
+
+
 def _record(kind: str) -> StructType:
     return StructType([*columns(**_KEPT).fields, *KINDS[kind].fields])
 
@@ -99,13 +149,23 @@ class Table:
     about: str
     schema: StructType
     reads: tuple[str, ...] = ()
-    by_day: str = ""
-    """The column whose day the table is partitioned by, as `day`."""
+    folders: tuple[str, ...] = ()
+    """The columns whose values are folders; they are the last ones."""
+    view_of: str = ""
+    """It is not stored, but seen in that one (`views`)."""
 
 
 TABLES: Final[Mapping[str, Table]] = {
     "messages": Table("bronze", "messages", "every message as it came", MESSAGES),
     "events": Table("bronze", "events", "every line of the broker's event file as it came", EVENTS),
+    "records": Table(
+        "silver",
+        "messages",
+        "every message decoded and judged: what the next seven are views of",
+        RECORDS,
+        ("messages",),
+        folders=("fate", "kind"),
+    ),
     "ledger": Table(
         "silver",
         "messages",
@@ -122,63 +182,68 @@ TABLES: Final[Mapping[str, Table]] = {
             payload_bytes=LONG,
             protocol_bytes=LONG,
         ),
-        ("messages",),
+        ("records",),
+        view_of="records",
     ),
-    "position": Table("silver", "messages", "where trucks were", _record("position"), ("messages",)),
-    "vehicle": Table("silver", "messages", "how trucks were", _record("vehicle"), ("messages",)),
-    "tachograph": Table("silver", "messages", "tachograph files", _record("tachograph"), ("messages",)),
-    "update": Table("silver", "messages", "pieces of software updates", _record("update"), ("messages",)),
+    "position": Table(
+        "silver", "messages", "where trucks were", _record("position"), ("records",), view_of="records"
+    ),
+    "vehicle": Table(
+        "silver", "messages", "how trucks were", _record("vehicle"), ("records",), view_of="records"
+    ),
+    "tachograph": Table(
+        "silver", "messages", "tachograph files", _record("tachograph"), ("records",), view_of="records"
+    ),
+    "update": Table(
+        "silver", "messages", "pieces of software updates", _record("update"), ("records",), view_of="records"
+    ),
     "rejected": Table(
         "silver",
         "messages",
         "what could not be decoded, and why",
         columns(**_ORIGIN, reason=TEXT, detail=TEXT, payload_bytes=LONG, head=BYTES),
-        ("messages",),
+        ("records",),
+        view_of="records",
     ),
     "duplicates": Table(
         "silver",
         "messages",
         "copies of records that were there before",
         columns(**_ORIGIN, truck=TEXT, kind=TEXT, id=TEXT, at=TIME),
-        ("messages",),
+        ("records",),
+        view_of="records",
     ),
     "late": Table(
         "silver",
         "messages",
         "records older than the watermark, with all they say as JSON",
         columns(**_ORIGIN, truck=TEXT, kind=TEXT, id=TEXT, at=TIME, watermark=TIME, record=TEXT),
-        ("messages",),
+        ("records",),
+        view_of="records",
+    ),
+    "log_lines": Table(
+        "silver",
+        "events",
+        "every line of the event file as an event, or with why it is none: the next two are views of it",
+        LOG_LINES,
+        ("events",),
+        folders=("fate", "day"),
     ),
     "log": Table(
         "silver",
         "events",
         "the broker's events, to be searched",
-        columns(
-            ts=TIME,
-            level=TEXT,
-            event=TEXT,
-            client_id=TEXT,
-            topic=TEXT,
-            request=LONG,
-            requester=TEXT,
-            packet_id=LONG,
-            service=TEXT,
-            duration_s=DOUBLE,
-            payload_bytes=LONG,
-            reason=TEXT,
-            text=TEXT,
-            file=TEXT,
-            position=LONG,
-        ),
-        ("events",),
-        by_day="ts",
+        columns(**{name: LOG_LINES[name].dataType for name in LOG_COLUMNS}),
+        ("log_lines",),
+        view_of="log_lines",
     ),
     "rejected_events": Table(
         "silver",
         "events",
         "lines of the event file that are no events, and why",
         columns(file=TEXT, position=LONG, reason=TEXT, detail=TEXT, head=BYTES),
-        ("events",),
+        ("log_lines",),
+        view_of="log_lines",
     ),
     "requests": Table(
         "silver",

@@ -48,10 +48,13 @@ Made = Iterator[tuple[str, DataFrame, Sequence[date]]]
 
 
 def _from_messages(lake: Lake, settings: Fleet, days: Sequence[date]) -> Made:
-    ledger = _of_days(lake.read("ledger"), "time", days)
-    yield "client_traffic", clients.client_traffic(ledger), days
-    yield "traffic_by_type", fleet_traffic.traffic_by_type(ledger), days
-    yield "cap_use", caps.cap_use(ledger, settings.cap_bytes), days
+    ledger = _of_days(lake.read("ledger"), "time", days).persist()
+    try:
+        yield "client_traffic", clients.client_traffic(ledger), days
+        yield "traffic_by_type", fleet_traffic.traffic_by_type(ledger), days
+        yield "cap_use", caps.cap_use(ledger, settings.cap_bytes), days
+    finally:
+        ledger.unpersist()
     yield "truck_days", positions.truck_days(_of_days(lake.read("position"), "at", days)), days
 
 

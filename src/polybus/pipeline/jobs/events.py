@@ -3,6 +3,7 @@
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from polybus.pipeline.jobs.intake import Intake
 from polybus.pipeline.lake import Book, Lake
@@ -11,6 +12,7 @@ from polybus.pipeline.transforms import logs
 
 JOB: Final = "events"
 FORMAT: Final = "polybus_events"
+FATES: Final = (logs.KEPT, logs.REJECTED)
 
 
 def event_stream(spark: SparkSession, settings: Events) -> DataFrame:
@@ -24,15 +26,13 @@ def event_stream(spark: SparkSession, settings: Events) -> DataFrame:
 
 def event_intake(lake: Lake) -> Intake:
     def process(bronze: DataFrame, batch: int) -> Book:
-        parsed = logs.parse_events(bronze)
-        lake.append("log", batch, logs.log(parsed))
-        lake.append("rejected_events", batch, logs.rejected_events(parsed))
-        kept, refused = lake.read_batches("log", [batch]), lake.read_batches("rejected_events", [batch])
-        days = {str(row["day"]): row["count"] for row in kept.groupBy("day").count().collect()}
+        lake.append("log_lines", batch, logs.parse_events(bronze))
+        lines = lake.read_batches("log_lines", [batch])
+        counts = lines.groupBy("fate", "day").agg(F.count("*").alias("rows")).collect()
         return {
             "rows": bronze.count(),
-            "fates": {"kept": sum(days.values()), "rejected": refused.count()},
-            "days": sorted(days),
+            "fates": {fate: sum(row["rows"] for row in counts if row["fate"] == fate) for fate in FATES},
+            "days": sorted(str(row["day"]) for row in counts if row["day"] is not None),
         }
 
     return Intake(lake, JOB, "events", ("file", "position"), process)

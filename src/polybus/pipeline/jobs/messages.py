@@ -1,4 +1,4 @@
-"""Messages: bronze as they came; silver as a ledger, records by kind, rejected, duplicates and late ones."""
+"""Messages: bronze as they came; silver decoded and judged."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from polybus.fleet.decoding import Limits
 from polybus.pipeline.jobs.intake import Intake
 from polybus.pipeline.lake import Book, Lake
-from polybus.pipeline.schemas import KINDS, MESSAGES
+from polybus.pipeline.schemas import MESSAGES
 from polybus.pipeline.settings import Fleet, Messages
 from polybus.pipeline.transforms import fleet
 from polybus.pipeline.transforms.fleet import Fate
@@ -50,46 +50,26 @@ def watermark_before(books: dict[int, Book], batch: int, late_after_s: float) ->
 def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, batch: int) -> Book:
     books = dict(lake.books(JOB))
     watermark = watermark_before(books, batch, settings.late_after_s)
-    judged = fleet.judge(
-        fleet.decode(bronze, limits), _seen(lake, books, batch, watermark), watermark
-    ).persist()
-    try:
-        counts = {
-            (row["fate"], row["kind"]): row
-            for row in judged.groupBy("fate", "kind")
-            .agg(
-                F.count("*").alias("rows"),
-                F.unix_millis(F.max("at")).alias("newest"),
-                F.collect_set(F.to_date(F.coalesce("at", "received")).cast("string")).alias("days"),
-            )
-            .collect()
-        }
-        fates = {
-            fate.value: sum(row["rows"] for (each, _), row in counts.items() if each == fate) for fate in Fate
-        }
-        lake.append("ledger", batch, fleet.ledger(judged))
-        for kind in KINDS:
-            if (Fate.KEPT, kind) in counts:
-                lake.append(kind, batch, fleet.records(judged, kind))
-        for fate, name, rows in (
-            (Fate.REJECTED, "rejected", fleet.rejected(judged)),
-            (Fate.DUPLICATE, "duplicates", fleet.duplicates(judged)),
-            (Fate.LATE, "late", fleet.late(judged, watermark)),
-        ):
-            if fates[fate]:
-                lake.append(name, batch, rows)
-        return {
-            "rows": bronze.count(),
-            "fates": fates,
-            "kinds": {kind: row["rows"] for (fate, kind), row in counts.items() if fate == Fate.KEPT},
-            "newest_ms": max(
-                (row["newest"] for (fate, _), row in counts.items() if fate == Fate.KEPT), default=None
-            ),
-            "days": sorted({day for row in counts.values() for day in row["days"]}),
-            "watermark": watermark.isoformat() if watermark is not None else None,
-        }
-    finally:
-        judged.unpersist()
+    seen = _seen(lake, books, batch, watermark)
+    lake.append("records", batch, fleet.judge(fleet.decode(bronze, limits), seen, watermark))
+    records = lake.read_batches("records", [batch])
+    counts = (
+        records.groupBy("fate", "kind")
+        .agg(
+            F.count("*").alias("rows"),
+            F.unix_millis(F.max("at")).alias("newest"),
+            F.collect_set(F.to_date(F.coalesce("at", "received")).cast("string")).alias("days"),
+        )
+        .collect()
+    )
+    return {
+        "rows": bronze.count(),
+        "fates": {fate.value: sum(row["rows"] for row in counts if row["fate"] == fate) for fate in Fate},
+        "kinds": {row["kind"]: row["rows"] for row in counts if row["fate"] == Fate.KEPT},
+        "newest_ms": max((row["newest"] for row in counts if row["fate"] == Fate.KEPT), default=None),
+        "days": sorted({day for row in counts for day in row["days"]}),
+        "watermark": watermark.isoformat() if watermark is not None else None,
+    }
 
 
 def _seen(lake: Lake, books: dict[int, Book], batch: int, watermark: datetime | None) -> DataFrame:
@@ -102,5 +82,5 @@ def _seen(lake: Lake, books: dict[int, Book], batch: int, watermark: datetime | 
         and book["newest_ms"]
         and (watermark is None or book["newest_ms"] >= watermark.timestamp() * 1000)
     ]
-    rows = lake.read_batches("ledger", wanted).where(F.col("fate") == Fate.KEPT)
+    rows = lake.read_batches("records", wanted).where(F.col("fate") == Fate.KEPT)
     return (rows if watermark is None else rows.where(F.col("at") >= F.lit(watermark))).select(*fleet.KEY)

@@ -47,9 +47,14 @@ def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: No
 
 
 def run_continuously(
-    spark: SparkSession, settings: Settings, is_wanted: Callable[[], bool], tell: Tell = lambda *_: None
+    spark: SparkSession,
+    settings: Settings,
+    is_wanted: Callable[[], bool],
+    tell: Tell = lambda *_: None,
+    *,
+    refresh_at_end: bool = True,
 ) -> Lake:
-    """Until `is_wanted` says no; then batches under way are done and the days made anew once more."""
+    """Until `is_wanted` says no; then the tables by day are made anew once more."""
     lake, map = _prepared(spark, settings)
     every = f"{settings.trigger_s:g} seconds"
     queries = [
@@ -67,7 +72,8 @@ def run_continuously(
                 refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
                 refresh_at = time.monotonic() + settings.refresh_s
             time.sleep(POLL_S)
-    refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
+    if refresh_at_end:
+        refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
     _report(lake, tell)
     return lake
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType
 
 from polybus.fleet.decoding import Limits, Rejected, decode_message, split_topic
 from polybus.fleet.records import Position, Record, Tachograph, Update, Vehicle
-from polybus.pipeline.schemas import KINDS, TABLES, TEXT, TIME
+from polybus.pipeline.schemas import KINDS, RECORDS, TABLES, TEXT, TIME
 from polybus.pipeline.transforms.messages import protocol_bytes
 
 KEY: Final = ("truck", "kind", "id")
@@ -74,7 +74,7 @@ def decode(messages: DataFrame, limits: Limits) -> DataFrame:
 
 
 def judge(decoded: DataFrame, seen: DataFrame, watermark: datetime | None) -> DataFrame:
-    """Adds `fate`. `seen` has the keys that were kept before and are not before the watermark."""
+    """The table `records`. `seen` has the keys that were kept before and are not before the watermark."""
     is_late = F.lit(False) if watermark is None else F.col("at") < F.lit(watermark)
     is_good = F.col("reason").isNull() & ~F.coalesce(is_late, F.lit(False))
     # Only the good ones take part: a late copy must not make a kept one the second.
@@ -91,45 +91,39 @@ def judge(decoded: DataFrame, seen: DataFrame, watermark: datetime | None) -> Da
             .when((F.col("copy") > 1) | F.col("was_seen"), Fate.DUPLICATE)
             .otherwise(Fate.KEPT),
         )
-        .drop("is_good", "copy", "was_seen")
+        .withColumn("watermark", F.lit(watermark).cast(TIME))
+        .select(*RECORDS.names)
     )
 
 
-def ledger(judged: DataFrame) -> DataFrame:
+# --- views of `records` ---------------------------------------------------------------------------
+
+
+def ledger(records: DataFrame) -> DataFrame:
     """Every message once, without what it said."""
-    return judged.withColumn("time", F.coalesce("at", "received")).select(*TABLES["ledger"].schema.names)
+    return records.withColumn("time", F.coalesce("at", "received")).select(*TABLES["ledger"].schema.names)
 
 
-def records(judged: DataFrame, kind: str) -> DataFrame:
-    kept = judged.where((F.col("fate") == Fate.KEPT) & (F.col("kind") == kind))
+def of_kind(records: DataFrame, kind: str) -> DataFrame:
+    kept = records.where((F.col("fate") == Fate.KEPT) & (F.col("kind") == kind))
     return kept.select("truck", "id", "at", "received", "partition", "offset", f"{kind}.*")
 
 
-def rejected(judged: DataFrame) -> DataFrame:
-    return judged.where(F.col("fate") == Fate.REJECTED).select(
-        *_ORIGIN,
-        "reason",
-        "detail",
-        "payload_bytes",
-        "head",
+def rejected(records: DataFrame) -> DataFrame:
+    return records.where(F.col("fate") == Fate.REJECTED).select(*TABLES["rejected"].schema.names)
+
+
+def duplicates(records: DataFrame) -> DataFrame:
+    return records.where(F.col("fate") == Fate.DUPLICATE).select(*TABLES["duplicates"].schema.names)
+
+
+def late(records: DataFrame) -> DataFrame:
+    said = F.coalesce(*[F.to_json(kind) for kind in KINDS])
+    return (
+        records.where(F.col("fate") == Fate.LATE)
+        .withColumn("record", said)
+        .select(*TABLES["late"].schema.names)
     )
-
-
-def duplicates(judged: DataFrame) -> DataFrame:
-    return judged.where(F.col("fate") == Fate.DUPLICATE).select(*_ORIGIN, *KEY, "at")
-
-
-def late(judged: DataFrame, watermark: datetime | None) -> DataFrame:
-    return judged.where(F.col("fate") == Fate.LATE).select(
-        *_ORIGIN,
-        *KEY,
-        "at",
-        F.lit(watermark).cast(TIME).alias("watermark"),
-        F.coalesce(*[F.to_json(kind) for kind in KINDS]).alias("record"),
-    )
-
-
-_ORIGIN: Final = ("partition", "offset", "received", "topic", "client_id")
 
 
 # --- on executors ---------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
 from polybus.errors import UsageError
-from polybus.pipeline.schemas import DOUBLE, LONG, TABLES, TEXT, TIME
+from polybus.pipeline.schemas import DOUBLE, LOG_COLUMNS, LOG_LINES, LONG, TEXT, TIME
 
 LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 HEAD_BYTES: Final = 1000
@@ -34,6 +34,14 @@ _FIELDS: Final[dict[str, DataType]] = {
     "protocol": TEXT,
     "version": TEXT,
 }
+_DETAILS: Final = {
+    "empty": "the line has no bytes",
+    "huge": f"an event has at most {MAX_LINE_BYTES} bytes",
+    "not UTF-8": "the line has bytes that are no text",
+    "not JSON": "the line is no JSON object",
+    "wrong schema": "an event has ts, event and level, and each field its own type",
+}
+KEPT, REJECTED = "kept", "rejected"
 _CORRUPT: Final = "_corrupt"
 _SCHEMA: Final = StructType(
     [*(StructField(name, kind) for name, kind in _FIELDS.items()), StructField(_CORRUPT, TEXT)]
@@ -42,59 +50,56 @@ _SAID: Final = [name for name in _FIELDS if name not in ("ts", "level", "event")
 
 
 def parse_events(lines: DataFrame) -> DataFrame:
-    """Each line with its fields, or with a `why` (and a `detail`) if it is no event."""
+    """The table `log_lines`: each line with its fields, or with a `why` (and a `detail`) if it is no event.
+
+    `text` is what a search looks at: the event and what it says, as name=value.
+    """
     text = F.when(F.octet_length("line") <= MAX_LINE_BYTES, F.decode("line", "UTF-8"))
     options = {"columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
-    # Spark's decode puts U+FFFD for what is not UTF-8; encoded again that is not the line that came.
-    is_utf8 = F.is_valid_utf8(F.col("line").cast("string"))
-    event = F.col("parsed")
-    return (
-        lines.withColumn("parsed", F.from_json(text, _SCHEMA, options))
-        .withColumn(
-            "why",
-            F.when(F.octet_length("line") == 0, "empty")
-            .when(F.octet_length("line") > MAX_LINE_BYTES, "huge")
-            .when(~is_utf8, "not UTF-8")
-            .when(event.isNull(), "not JSON")
-            .when(event[_CORRUPT].isNotNull() & event["event"].isNull() & event["ts"].isNull(), "not JSON")
-            .when(event[_CORRUPT].isNotNull(), "wrong schema")
-            .when(event["ts"].isNull() | event["event"].isNull() | event["level"].isNull(), "wrong schema")
-            .when(~event["level"].isin(*LEVELS), "wrong schema"),
-        )
-        .withColumn(
-            "detail",
-            F.when(F.col("why") == "huge", F.concat(F.octet_length("line"), F.lit(" bytes")))
-            .when(F.col("why") == "not UTF-8", F.lit("bytes that are no text"))
-            .when(F.col("why") == "empty", F.lit("the line has no bytes"))
-            .when(F.col("why") == "not JSON", F.lit("the line is no JSON object"))
-            .when(
-                F.col("why").isNotNull(), F.lit("an event has ts, event and level, each field of its own type")
-            ),
-        )
-    )
-
-
-def log(parsed: DataFrame) -> DataFrame:
-    """`text` is what a search looks at: the event and what it says, as name=value."""
-    said = F.concat_ws(
-        " ",
-        F.col("parsed.event"),
-        *[F.concat(F.lit(f"{name}="), F.col(f"parsed.{name}").cast("string")) for name in _SAID],
-    )
-    return (
-        parsed.where(F.col("why").isNull())
-        .select("file", "position", said.alias("text"), "parsed.*")
-        .select(*TABLES["log"].schema.names)
-    )
-
-
-def rejected_events(parsed: DataFrame) -> DataFrame:
-    return parsed.where(F.col("why").isNotNull()).select(
+    event, why = F.col("parsed"), F.col("why")
+    said = [F.concat(F.lit(f"{name}="), event[name].cast("string")) for name in _SAID]
+    parsed = lines.withColumn("parsed", F.from_json(text, _SCHEMA, options)).withColumn("why", _why(event))
+    return parsed.select(
         "file",
         "position",
-        F.col("why").alias("reason"),
-        "detail",
-        F.substring("line", 1, HEAD_BYTES).alias("head"),
+        *[F.when(why.isNull(), event[name]).alias(name) for name in _FIELDS if name in LOG_COLUMNS],
+        F.when(why.isNull(), F.concat_ws(" ", event["event"], *said)).alias("text"),
+        "why",
+        F.element_at(_details(), why).alias("detail"),
+        F.when(why.isNotNull(), F.substring("line", 1, HEAD_BYTES)).alias("head"),
+        F.when(why.isNull(), KEPT).otherwise(REJECTED).alias("fate"),
+        F.when(why.isNull(), F.to_date(event["ts"])).alias("day"),
+    ).select(*LOG_LINES.names)
+
+
+def _why(event: Column) -> Column:
+    # Spark's decode puts U+FFFD for what is not UTF-8, and from_json would take it.
+    return (
+        F.when(F.octet_length("line") == 0, "empty")
+        .when(F.octet_length("line") > MAX_LINE_BYTES, "huge")
+        .when(~F.is_valid_utf8(F.col("line").cast("string")), "not UTF-8")
+        .when(event.isNull(), "not JSON")
+        .when(event[_CORRUPT].isNotNull() & event["event"].isNull() & event["ts"].isNull(), "not JSON")
+        .when(event[_CORRUPT].isNotNull(), "wrong schema")
+        .when(event["ts"].isNull() | event["event"].isNull() | event["level"].isNull(), "wrong schema")
+        .when(~event["level"].isin(*LEVELS), "wrong schema")
+    )
+
+
+def _details() -> Column:
+    return F.create_map(*[F.lit(each) for pair in _DETAILS.items() for each in pair])
+
+
+# --- views of `log_lines` -------------------------------------------------------------------------
+
+
+def log(lines: DataFrame) -> DataFrame:
+    return lines.where(F.col("fate") == KEPT).select(*LOG_COLUMNS)
+
+
+def rejected_events(lines: DataFrame) -> DataFrame:
+    return lines.where(F.col("fate") == REJECTED).select(
+        "file", "position", F.col("why").alias("reason"), "detail", "head"
     )
 
 
