@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    from polybus.pipeline.session import build_session
+    from polybus.pipeline.session import SHORT_LIVED, build_session
 
     settings = {
+        **SHORT_LIVED,
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "768m",
         "spark.default.parallelism": "2",

@@ -68,7 +68,7 @@ def run(
 
     [green]polybus pipeline run --master spark://10.0.0.5:7077[/green]         on a cluster
     """
-    with _opened(config, folder, master, verbose=verbose) as (spark, settings):
+    with _opened(config, folder, master, verbose=verbose, is_short=False) as (spark, settings):
         from polybus.pipeline.jobs.run import run_continuously, run_once
 
         with _Progress() as progress:
@@ -192,11 +192,11 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _opened(
-    config: Path | None, folder: str | None, master: str, *, verbose: bool = False
+    config: Path | None, folder: str | None, master: str, *, verbose: bool = False, is_short: bool = True
 ) -> "Iterator[tuple[SparkSession, Settings]]":
     import msgspec
 
-    from polybus.pipeline.session import build_session, check_spark
+    from polybus.pipeline.session import SHORT_LIVED, build_session, check_spark
     from polybus.pipeline.settings import load_settings
 
     with _errors():
@@ -207,7 +207,8 @@ def _opened(
             settings = msgspec.structs.replace(settings, folder=folder)
         check_spark()
         log_file = None if verbose else _log_file(settings.folder)
-        spark = build_session("polybus pipeline", master, settings.spark, log_file)
+        spark_settings = {**(SHORT_LIVED if is_short else {}), **settings.spark}
+        spark = build_session("polybus pipeline", master, spark_settings, log_file)
         try:
             yield spark, settings
         except Exception as error:
