@@ -54,7 +54,8 @@ def parse_events(lines: DataFrame) -> DataFrame:
 
     `text` is what a search looks at: the event and what it says, as name=value.
     """
-    text = F.when(F.octet_length("line") <= MAX_LINE_BYTES, F.decode("line", "UTF-8"))
+    is_text = (F.octet_length("line") <= MAX_LINE_BYTES) & F.is_valid_utf8(F.col("line").cast("string"))
+    text = F.when(is_text, F.col("line").cast("string"))
     options = {"columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
     event, why = F.col("parsed"), F.col("why")
     said = [F.concat(F.lit(f"{name}="), event[name].cast("string")) for name in _SAID]
@@ -73,7 +74,6 @@ def parse_events(lines: DataFrame) -> DataFrame:
 
 
 def _why(event: Column) -> Column:
-    # Spark's decode puts U+FFFD for what is not UTF-8, and from_json would take it.
     return (
         F.when(F.octet_length("line") == 0, "empty")
         .when(F.octet_length("line") > MAX_LINE_BYTES, "huge")
