@@ -18,7 +18,7 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev tcpdump java
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench bench-requests bench-clients bench-durable bench-streams conformance fuzz crash cpp clean
+.PHONY: help setup run demo test check format bench bench-requests bench-clients bench-durable bench-streams conformance fuzz crash cpp clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -28,6 +28,9 @@ setup: $(RUN_STAMP) ## create .venv and install what the bus needs
 
 run: setup ## start the bus (flags: make run ARGS="--mqtt-port 1884")
 	@exec $(BIN)/polybus serve $(ARGS)
+
+demo: $(TEST_STAMP) $(SYSTEM_STAMP) ## bus, fleet and Spark pipeline for about a minute: tables and pictures in data/demo
+	@$(BIN)/python scripts/demo $(ARGS)
 
 test: $(SYSTEM_STAMP) check ## everything that CI runs (one part: make test ARGS="tests/ops -k acl")
 	@echo "==> tests"

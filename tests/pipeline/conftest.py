@@ -1,27 +1,24 @@
-"""One Spark session for all tests of the pipeline."""
+"""One Spark session for all tests of the pipeline: starting one takes longer than most of them."""
 
-import os
-import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One small session for all tests of the pipeline: starting one takes seconds."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("polybus tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
+def spark() -> Iterator["SparkSession"]:
+    from polybus.pipeline.session import SHORT_LIVED, build_session
+
+    settings = {
+        **SHORT_LIVED,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "768m",
+        "spark.default.parallelism": "2",
+    }
+    session = build_session("polybus tests", "local[2]", settings)
     yield session
     session.stop()

@@ -15,7 +15,7 @@ import typer
 
 import polybus
 from polybus.broker.limits import Limits
-from polybus.cli import control, messages, requests, stream
+from polybus.cli import control, fleet, messages, pipeline, requests, stream
 from polybus.errors import PolybusError, UsageError
 from polybus.ops.access import build_access
 from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
@@ -226,6 +226,8 @@ messages.register(app)
 requests.register(app)
 stream.register(app)
 control.register(app)
+fleet.register(app)
+pipeline.register(app)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from polybus.client.backoff import Backoff
@@ -150,13 +151,9 @@ class Receiver:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.connect_timeout_s
         while True:
-            driver = Driver(
-                self._core,
-                lambda receiver: open_transport(self._address, receiver),
-                self._on_batch,
-                max(self._options.connect_timeout_s, 1.0),
-            )
-            link = Link(driver, Backoff(), self._on_event, self._on_end)
+            driver = Driver(self._core, self._on_batch, max(self._options.connect_timeout_s, 1.0))
+            dial = partial(open_transport, self._address)
+            link = Link(driver, dial, None, Backoff(), self._on_event, self._on_end)
             try:
                 await link.open()
             except ClientError as error:

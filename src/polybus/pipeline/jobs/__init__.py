@@ -1,0 +1,1 @@
+"""What runs: sources wired to transforms wired to tables."""

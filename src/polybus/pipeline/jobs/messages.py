@@ -1,0 +1,86 @@
+"""Messages: bronze as they came; silver decoded and judged."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from polybus.fleet.decoding import Limits
+from polybus.pipeline.jobs.intake import Intake
+from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.schemas import MESSAGES
+from polybus.pipeline.settings import Fleet, Messages
+from polybus.pipeline.transforms import fleet
+from polybus.pipeline.transforms.fleet import Fate
+from polybus.pipeline.transforms.messages import as_messages
+
+JOB: Final = "messages"
+FILE_FORMATS: Final = ("parquet", "json", "orc", "avro")
+"""Spark wants to be told the columns of files that it streams."""
+
+
+def message_stream(spark: SparkSession, settings: Messages) -> DataFrame:
+    reader = spark.readStream.format(settings.format)
+    if settings.format in FILE_FORMATS:
+        reader = reader.schema(MESSAGES)
+    return as_messages(reader.options(**settings.options).load())
+
+
+def message_intake(lake: Lake, settings: Fleet) -> Intake:
+    limits = Limits(settings.max_payload_bytes, settings.max_clock_error_s)
+
+    def process(bronze: DataFrame, batch: int) -> Book:
+        return _process(lake, settings, limits, bronze, batch)
+
+    return Intake(lake, JOB, "messages", ("partition", "offset"), process)
+
+
+def watermark_before(books: dict[int, Book], batch: int, late_after_s: float) -> datetime | None:
+    """Of all records of earlier batches the newest, less the patience; None: there is none yet."""
+    newest = max(
+        (book["newest_ms"] for number, book in books.items() if number < batch and book["newest_ms"]),
+        default=None,
+    )
+    if newest is None:
+        return None
+    return datetime.fromtimestamp(newest / 1000, UTC) - timedelta(seconds=late_after_s)
+
+
+def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, batch: int) -> Book:
+    books = dict(lake.books(JOB))
+    watermark = watermark_before(books, batch, settings.late_after_s)
+    seen = _seen(lake, books, batch, watermark)
+    lake.append("records", batch, fleet.judge(fleet.decode(bronze, limits), seen, watermark))
+    records = lake.read_batches("records", [batch])
+    counts = (
+        records.groupBy("fate", "kind")
+        .agg(
+            F.count("*").alias("rows"),
+            F.unix_millis(F.max("at")).alias("newest"),
+            F.collect_set(F.to_date(F.coalesce("at", "received")).cast("string")).alias("days"),
+        )
+        .collect()
+    )
+    return {
+        "rows": bronze.count(),
+        "fates": {fate.value: sum(row["rows"] for row in counts if row["fate"] == fate) for fate in Fate},
+        "kinds": {row["kind"]: row["rows"] for row in counts if row["fate"] == Fate.KEPT},
+        "newest_ms": max((row["newest"] for row in counts if row["fate"] == Fate.KEPT), default=None),
+        "days": sorted({day for row in counts for day in row["days"]}),
+        "watermark": watermark.isoformat() if watermark is not None else None,
+    }
+
+
+def _seen(lake: Lake, books: dict[int, Book], batch: int, watermark: datetime | None) -> DataFrame:
+    """Keys that a record of this batch could repeat: kept before, and not before the watermark. Only
+    batches that have such records are read."""
+    wanted = [
+        number
+        for number, book in books.items()
+        if number < batch
+        and book["newest_ms"]
+        and (watermark is None or book["newest_ms"] >= watermark.timestamp() * 1000)
+    ]
+    rows = lake.read_batches("records", wanted).where(F.col("fate") == Fate.KEPT)
+    return (rows if watermark is None else rows.where(F.col("at") >= F.lit(watermark))).select(*fleet.KEY)

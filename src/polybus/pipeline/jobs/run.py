@@ -1,0 +1,149 @@
+"""All jobs together: once, until what is there is done, or for as long as it is wanted."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from polybus.errors import PolybusError, UsageError
+from polybus.pipeline.geography import Map, parse_map
+from polybus.pipeline.jobs.days import refresh_days
+from polybus.pipeline.jobs.events import event_intake, event_stream
+from polybus.pipeline.jobs.geofences import start_geofences
+from polybus.pipeline.jobs.intake import Trigger
+from polybus.pipeline.jobs.messages import message_intake, message_stream
+from polybus.pipeline.lake import Lake
+from polybus.pipeline.settings import Settings
+
+POLL_S: Final = 0.2
+MAX_SAID: Final = 600
+
+Tell = Callable[[str, int, int], None]
+"""Is called with a job's name, its batches and its rows so far."""
+
+
+class PipelineFailed(PolybusError):
+    """A job ended with an error that is not ours; the text is the cause's."""
+
+
+def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: None) -> Lake:
+    """Takes in what is there now, and makes of it what can be made. A second call goes on where it ended."""
+    lake, map = _prepared(spark, settings)
+    for queries in _stages(lake, settings, map, lambda writer: writer.trigger(availableNow=True)):
+        with _stopping(queries):
+            while any(query.isActive for query in queries):
+                _report(lake, tell)
+                time.sleep(POLL_S)
+            for query in queries:
+                _check(query)
+    refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
+    _report(lake, tell)
+    return lake
+
+
+def run_continuously(
+    spark: SparkSession,
+    settings: Settings,
+    is_wanted: Callable[[], bool],
+    tell: Tell = lambda *_: None,
+    *,
+    refresh_at_end: bool = True,
+) -> Lake:
+    """Until `is_wanted` says no; then the tables by day are made anew once more."""
+    lake, map = _prepared(spark, settings)
+    every = f"{settings.trigger_s:g} seconds"
+    queries = [
+        query
+        for stage in _stages(lake, settings, map, lambda writer: writer.trigger(processingTime=every))
+        for query in stage
+    ]
+    with _stopping(queries):
+        refresh_at = time.monotonic() + settings.refresh_s
+        while is_wanted():
+            for query in queries:
+                _check(query)
+            _report(lake, tell)
+            if time.monotonic() >= refresh_at:
+                refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
+                refresh_at = time.monotonic() + settings.refresh_s
+            time.sleep(POLL_S)
+    if refresh_at_end:
+        refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
+    _report(lake, tell)
+    return lake
+
+
+def _prepared(spark: SparkSession, settings: Settings) -> tuple[Lake, Map]:
+    if settings.messages is None and settings.events is None:
+        raise UsageError(
+            "there is nothing to read: the configuration needs [messages] (format and options of a source) or "
+            "[events] (path of the broker's event file)"
+        )
+    lake = Lake(spark, settings.folder)
+    lake.recover()
+    return lake, load_map(settings)
+
+
+def load_map(settings: Settings) -> Map:
+    if settings.fleet.map is None:
+        return Map()
+    file = Path(settings.fleet.map)
+    try:
+        return parse_map(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"fleet.map: {file} cannot be read: {error}") from error
+
+
+def _stages(lake: Lake, settings: Settings, map: Map, trigger: Trigger) -> Iterator[list[StreamingQuery]]:
+    """What feeds before what is fed: geofences read what messages wrote."""
+    first: list[StreamingQuery] = []
+    if settings.messages is not None:
+        messages = message_intake(lake, settings.fleet)
+        messages.prepare()
+        first.append(messages.start(message_stream(lake.spark, settings.messages), trigger))
+    if settings.events is not None:
+        events = event_intake(lake)
+        events.prepare()
+        first.append(events.start(event_stream(lake.spark, settings.events), trigger))
+    yield first
+    if settings.messages is not None and map.geofences:
+        yield [start_geofences(lake, map, settings.fleet.settle_s, trigger)]
+
+
+def _report(lake: Lake, tell: Tell) -> None:
+    for job in ("messages", "events", "geofences"):
+        books = list(lake.books(job).values())
+        tell(job, len(books), sum(book["rows"] for book in books))
+
+
+@contextmanager
+def _stopping(queries: list[StreamingQuery]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for query in queries:
+            if query.isActive:
+                query.stop()
+
+
+def _check(query: StreamingQuery) -> None:
+    error = query.exception()
+    if error is not None:
+        raise PipelineFailed(f"{query.name}: {_cause(error)}") from error
+
+
+def _cause(error: StreamingQueryException) -> str:
+    """Spark wraps what happened in what came of it; the last line of ours is what a user can mend."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [
+        line
+        for line in lines
+        if line.startswith(("polybus.", "pyspark.errors.", "OSError", "java.io.IOException"))
+    ]
+    return (ours[-1] if ours else lines[0])[:MAX_SAID]

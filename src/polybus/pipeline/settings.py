@@ -1,0 +1,109 @@
+"""What a pipeline is told: where its tables are, where messages and events come from. TOML, with defaults.
+
+folder = "data/pipeline"
+
+[messages]
+format = "polybus"
+options = { url = "http://127.0.0.1:8080", stream = "fleet" }
+
+[events]
+path = "data/events.jsonl*"
+
+[fleet]
+map = "map.geojson"
+cap_bytes = 10_000_000
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from polybus.errors import ConfigError
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
+DEFAULT_FOLDER = "data/pipeline"
+
+
+class Messages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where messages come from: any source Spark knows. Files need the columns of the table `messages`."""
+
+    format: str = "polybus"
+    options: dict[str, str | int | float | bool] = {}
+
+
+class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    """The broker's `server.event_file`; with `*` behind it, what was rotated away is found too."""
+    max_bytes_per_batch: Size = 256 << 20
+
+
+class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    map: str | None = None
+    """GeoJSON with geofences; `polybus fleet --map` makes one."""
+    cap_bytes: Size = 10_000_000
+    """A truck's, a day."""
+    late_after_s: NotNegative = 3 * 3600.0
+    """How much older than the newest record of earlier batches one may be before it is late."""
+    settle_s: NotNegative = 900.0
+    """How long positions are held back for geofences, in the truck's time."""
+    max_payload_bytes: Size = 1 << 20
+    max_clock_error_s: Positive = 366 * 86_400.0
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    folder: str = DEFAULT_FOLDER
+    """Tables, books and checkpoints. On a cluster, a place that every worker sees."""
+    messages: Messages | None = None
+    events: Events | None = None
+    fleet: Fleet = Fleet()
+    trigger_s: Positive = 5.0
+    """Between two batches, with --continuous."""
+    refresh_s: Positive = 30.0
+    """Between two times that the tables by day are made anew, with --continuous."""
+    spark: dict[str, str] = {}
+    """Settings of Spark's own."""
+
+
+def load_settings(file: Path | None) -> Settings:
+    """Paths in the file are relative to it. Raises `ConfigError` that names file, key and remedy."""
+    if file is None:
+        return Settings()
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: is not TOML: {error}") from error
+    try:
+        settings = msgspec.convert(document, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {_plain(str(error))}") from error
+    return _beside(settings, file.resolve().parent)
+
+
+def _plain(text: str) -> str:
+    said, _, key = text.partition(" - at `$")
+    return f"{key.strip('.`') or 'top level'}: {said}"
+
+
+def _beside(settings: Settings, folder: Path) -> Settings:
+    def place(path: str) -> str:
+        return path if "://" in path else os.path.normpath(folder / path)
+
+    replace = msgspec.structs.replace
+    settings = replace(settings, folder=place(settings.folder))
+    if settings.events is not None:
+        settings = replace(settings, events=replace(settings.events, path=place(settings.events.path)))
+    if settings.fleet.map is not None:
+        settings = replace(settings, fleet=replace(settings.fleet, map=place(settings.fleet.map)))
+    if settings.messages is not None and "path" in settings.messages.options:
+        options = {**settings.messages.options, "path": place(str(settings.messages.options["path"]))}
+        settings = replace(settings, messages=replace(settings.messages, options=options))
+    return settings

@@ -1,0 +1,93 @@
+"""A fleet's messages as files with the columns of a stream, as the bus would have kept them."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from polybus.fleet.decoding import Limits, Rejected, decode_message
+from polybus.fleet.roads import as_geojson, make_country
+from polybus.fleet.schedule import Plan, Sending, sendings
+from polybus.pipeline.schemas import MESSAGES
+from polybus.pipeline.settings import Fleet, Messages, Settings
+
+START_MS = 1_777_874_400_000  # 2026-05-04 06:00 UTC
+PLAN = Plan(make_country(7), 3, 7, START_MS, 2 * 3600.0, damaged_share=0.01)
+SCHEMA = to_arrow_schema(MESSAGES, timezone="UTC")
+PARTITIONS = 2
+
+
+class Feed:
+    """`parts` files, one a batch. Knows what has to come of them."""
+
+    def __init__(self, folder: Path, parts: int, plan: Plan = PLAN) -> None:
+        self.folder = folder
+        self.sent = list(sendings(plan))
+        size = -(-len(self.sent) // parts)
+        self._parts = [self.sent[begin : begin + size] for begin in range(0, len(self.sent), size)]
+        self._offsets: Counter[int] = Counter()
+        self._written = 0
+        (folder / "in").mkdir(parents=True)
+        (folder / "map.geojson").write_text(json.dumps(as_geojson(plan.country)))
+
+    def settings(self, **fleet: float) -> Settings:
+        options: dict[str, str | int | float | bool] = {
+            "path": str(self.folder / "in"),
+            "maxFilesPerTrigger": 1,
+        }
+        return Settings(
+            folder=str(self.folder / "lake"),
+            messages=Messages("parquet", options),
+            fleet=Fleet(map=str(self.folder / "map.geojson"), **fleet),  # type: ignore[arg-type] # any of its numbers
+            spark={"spark.sql.shuffle.partitions": "2"},
+        )
+
+    def write(self, parts: int | None = None) -> None:
+        """The next files; all that are left if no number is given."""
+        last = len(self._parts) if parts is None else self._written + parts
+        for number in range(self._written, last):
+            self._write(number, self._parts[number])
+        self._written = last
+
+    def _write(self, number: int, sent: Sequence[Sending]) -> None:
+        rows = []
+        for each in sent:
+            partition = sum(each.topic.encode()) % PARTITIONS
+            time = datetime.fromtimestamp((START_MS + int(each.send_s * 1000)) / 1000, UTC)
+            row = (
+                partition,
+                self._offsets[partition],
+                time,
+                each.topic,
+                each.payload,
+                1,
+                False,
+                each.sender,
+                [],
+                False,
+            )
+            self._offsets[partition] += 1
+            rows.append(dict(zip(SCHEMA.names, row, strict=True)))
+        # Appears whole: Spark's file source takes what it sees.
+        target = self.folder / "in" / f"{number:04d}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), target.with_name(f".{target.name}"))
+        target.with_name(f".{target.name}").rename(target)
+
+    def expected(self) -> tuple[set[tuple[str, str]], int, int]:
+        """Truck and id of the records, and how many are rejected and double, if nothing is late."""
+        records: set[tuple[str, str]] = set()
+        rejected = double = 0
+        for each in self.sent:
+            record = decode_message(each.topic, each.payload, START_MS, Limits())
+            if isinstance(record, Rejected):
+                rejected += 1
+            elif (record.truck, record.id) in records:
+                double += 1
+            else:
+                records.add((record.truck, record.id))
+        return records, rejected, double

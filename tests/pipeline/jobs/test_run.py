@@ -1,0 +1,203 @@
+"""The whole pipeline in a real session: the books balance whatever happens (PL-04)."""
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from polybus.errors import UsageError
+from polybus.pipeline.jobs.run import PipelineFailed, run_once
+from polybus.pipeline.lake import Lake, NoSuchTable
+from polybus.pipeline.schemas import KINDS, TABLES
+from polybus.pipeline.settings import Events, Settings
+from tests.pipeline.jobs.feed import Feed
+
+pytestmark = pytest.mark.timeout(600)  # a Spark job a batch; the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def filled(spark, tmp_path_factory):
+    """A pipeline that ran twice: on the first half of the messages, then on the rest."""
+    feed = Feed(tmp_path_factory.mktemp("filled"), parts=4)
+    feed.write(2)
+    run_once(spark, feed.settings())
+    feed.write()
+    return feed, run_once(spark, feed.settings())
+
+
+def check_books(lake: Lake, feed: Feed) -> None:
+    """Published = bronze = silver + rejected + duplicates (+ late), by what the tables have."""
+    records, rejected, double = feed.expected()
+    assert lake.read("messages").count() == lake.read("messages").distinct().count() == len(feed.sent)
+    kept = Counter(
+        (row["truck"], row["id"]) for kind in KINDS for row in lake.read(kind).select("truck", "id").collect()
+    )
+    assert kept == Counter(records)
+    assert lake.read("rejected").count() == rejected
+    assert lake.read("duplicates").count() == double
+    assert lake.read("late").count() == 0
+    assert lake.read("ledger").count() == len(feed.sent)
+    books = lake.books("messages").values()
+    assert sum(book["rows"] for book in books) == len(feed.sent)
+    assert sum(book["fates"]["kept"] for book in books) == len(records)
+
+
+def test_a_second_start_goes_on_where_the_first_stopped(filled):
+    feed, lake = filled
+    check_books(lake, feed)
+    assert len(lake.books("messages")) == 4
+
+
+def test_every_table_has_the_columns_it_says(filled):
+    _, lake = filled
+    for name, table in TABLES.items():
+        assert lake.read(name).schema.names == table.schema.names, name
+
+
+def test_gold_adds_up_to_bronze(filled):
+    feed, lake = filled
+    size = sum(len(each.payload) for each in feed.sent)
+    traffic = (
+        lake.read("traffic_by_type")
+        .groupBy()
+        .sum("delivered_bytes", "repeated_bytes", "protocol_bytes", "messages")
+    )
+    delivered, repeated, protocol, messages = traffic.first()
+    assert messages == len(feed.sent)
+    assert delivered + repeated == size
+    minutes = lake.read("client_traffic").groupBy().sum("payload_bytes", "protocol_bytes").first()
+    assert tuple(minutes) == (size, protocol)
+    # Rejected ones of topics that are no truck's are nobody's.
+    assert lake.read("cap_use").groupBy().sum("used_bytes").first()[0] == size + protocol
+    assert lake.read("truck_days").select("truck").distinct().count() == 3
+
+
+def test_geofence_events_tell_a_way_that_can_be_driven(filled):
+    _, lake = filled
+    rows = lake.read("geofence_events").where("event != 'behind'").orderBy("truck", "at").collect()
+    assert rows
+    inside = {}
+    for row in rows:
+        key = (row["truck"], row["geofence"])
+        assert (row["event"] == "enter") == (key not in inside)
+        if row["event"] == "enter":
+            inside[key] = row["at"]
+        else:
+            assert row["stayed_s"] == pytest.approx((row["at"] - inside.pop(key)).total_seconds())
+
+
+def test_a_batch_whose_silver_is_missing_is_made_from_bronze(spark, filled, tmp_path):
+    """As if the process had ended after bronze; and after the books, before Spark's own commit."""
+    feed, _ = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    (lake_folder / "books/messages/0000000003.json").unlink()
+    (lake_folder / "books/messages/.0000000003.json.crc").unlink(missing_ok=True)
+    shutil.rmtree(lake_folder / "silver/records/batch=3")
+    (lake_folder / "silver/records/.writing-3").mkdir()  # half of it was there
+    last = max((lake_folder / "checkpoints/messages/commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    settings = feed.settings()
+    import msgspec
+
+    lake = run_once(spark, msgspec.structs.replace(settings, folder=str(lake_folder)))
+    check_books(lake, feed)
+    assert not (lake_folder / "silver/records/.writing-3").exists()
+
+
+def test_lost_checkpoints_lose_and_double_nothing(spark, filled, tmp_path):
+    feed, before = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    shutil.rmtree(lake_folder / "checkpoints")
+    import msgspec
+
+    lake = run_once(spark, msgspec.structs.replace(feed.settings(), folder=str(lake_folder)))
+    check_books(lake, feed)
+    columns = ["truck", "at", "geofence", "event"]
+    assert sorted(lake.read("geofence_events").select(columns).collect()) == sorted(
+        before.read("geofence_events").select(columns).collect()
+    )
+
+
+def test_late_records_are_kept_aside_and_counted(spark, tmp_path):
+    feed = Feed(tmp_path, parts=3)
+    feed.write()
+    lake = run_once(spark, feed.settings(late_after_s=60.0))
+    late = lake.read("late").count()
+    assert late > 0
+    fates = Counter()
+    for book in lake.books("messages").values():
+        fates.update(book["fates"])
+    assert fates["late"] == late
+    assert fates.total() == len(feed.sent) == lake.read("ledger").count()
+
+
+def test_a_full_disk_fails_the_run_and_the_next_one_goes_on(spark, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        import msgspec
+
+        feed = Feed(tmp_path / "feed", parts=2)
+        feed.write()
+        settings = msgspec.structs.replace(feed.settings(), folder=str(place / "lake"))
+        with pytest.raises(PipelineFailed, match="(?i)no space left"):
+            run_once(spark, settings)
+        subprocess.run(["mount", "-o", "remount,size=200m", str(place)], check=True)
+        check_books(run_once(spark, settings), feed)
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_nothing_to_read_says_what_is_missing(spark, tmp_path):
+    with pytest.raises(UsageError, match=r"the configuration needs \[messages\]"):
+        run_once(spark, Settings(folder=str(tmp_path)))
+
+
+def test_a_table_that_is_not_there_names_those_that_are(spark, tmp_path):
+    with pytest.raises(NoSuchTable, match="there is no table 'cap'; there are messages, events"):
+        Lake(spark, str(tmp_path)).read("cap")
+
+
+def test_events_become_a_log_and_requests(spark, tmp_path):
+    def line(ts, event, **fields):
+        return json.dumps({"ts": ts, "event": event, "level": "DEBUG", **fields}) + "\n"
+
+    file = tmp_path / "events.jsonl"
+    asked = {"client_id": "ann", "topic": "solve", "request": 1, "requester": "ann", "packet_id": 1}
+    file.write_text(line("2026-05-04T23:59:59Z", "request received", **asked) + "rubbish\n")
+    settings = Settings(folder=str(tmp_path / "lake"), events=Events(f"{file}*"))
+    lake = run_once(spark, settings)
+    (row,) = lake.read("requests").collect()
+    assert row["outcome"] == "unfinished"
+    # It ends on the next day, in the next file.
+    file.rename(tmp_path / "events.jsonl.1")
+    file.write_text(line("2026-05-05T00:00:01Z", "answer delivered", **asked, duration_s=2.0))
+    lake = run_once(spark, settings)
+    (row,) = lake.read("requests").collect()
+    assert (str(row["day"]), row["outcome"], row["duration_s"]) == ("2026-05-04", "answered", 2.0)
+    assert [tuple(row) for row in lake.read("request_outcomes").select("outcome", "requests").collect()] == [
+        ("answered", 1)
+    ]
+    assert lake.read("rejected_events").select("reason").first()[0] == "not JSON"
+    assert lake.read("log").count() == 2
+
+
+def test_a_source_that_is_not_there_is_said_in_one_line(spark, tmp_path):
+    import msgspec
+
+    feed = Feed(tmp_path, parts=1)
+    shutil.rmtree(Path(feed.folder / "in"))
+    settings = msgspec.structs.replace(
+        feed.settings(), messages=msgspec.structs.replace(feed.settings().messages, format="nothing")
+    )
+    with pytest.raises(UsageError, match="nothing"):
+        run_once(spark, settings)
