@@ -171,7 +171,7 @@ def serving(folder: Path) -> Iterator[str]:
             ports.append(probe.getsockname()[1])
     config = folder / "polybus.toml"
     config.write_text(
-        f'[[listener]]\nport = {ports[0]}\n[store]\nfolder = "data"\n[http]\nport = {ports[1]}\n'
+        f'[[listener]]\nport = {ports[0]}\n[server]\ndata_dir = "data"\n[http]\nport = {ports[1]}\n'
         f'[[stream]]\nname = "{NAME}"\nfilters = ["bench/#"]\npartitions = {PARTITIONS}\n'
     )
     command = [sys.executable, "-m", "polybus", "serve", "--config", str(config)]

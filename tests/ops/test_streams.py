@@ -1,4 +1,4 @@
-"""`[store]`, `[[stream]]` and `[http]`: read when right, refused with key and remedy when not."""
+"""`[[stream]]` and `[http]`: read when right, refused with key and remedy when not."""
 
 from pathlib import Path
 
@@ -6,10 +6,11 @@ import pytest
 
 from polybus.errors import ConfigError
 from polybus.ops.config import Overrides, load, reloadable_difference
-from polybus.ops.streams import Http, Store
+from polybus.ops.config import Store
+from polybus.ops.streams import Http
 from polybus.store.streams.rule import StreamRule
 
-STORE = '[store]\nfolder = "data"\n'
+STORE = '[server]\ndata_dir = "data"\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -23,8 +24,9 @@ def test_everything_is_read(tmp_path: Path) -> None:
         write(
             tmp_path,
             """
+            [server]
+            data_dir = "data"
             [store]
-            folder = "data"
             sync = "full"
             [http]
             host = "::1"
@@ -44,7 +46,8 @@ def test_everything_is_read(tmp_path: Path) -> None:
             """,
         )
     )
-    assert config.store == Store(tmp_path / "data", "full")
+    assert config.store == Store("full")
+    assert config.server.data_dir == tmp_path / "data"
     assert config.http == Http(True, "::1", 0)
     assert config.streams == (
         StreamRule("a-1", ("a/#", "+/b"), 3, 60.0, 1_000_000, 5000, 0.0, "zstd"),
@@ -69,7 +72,7 @@ def test_the_data_dir_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('name = "a"\nfilters = ["#"]', "store.folder: is missing; streams need a folder"),
+        ('name = "a"\nfilters = ["#"]', "server.data_dir: is missing; streams need a folder"),
         (STORE, "stream[0].name: is missing; give text in quotes"),
         ('name = "../x"\nfilters = ["#"]', "stream[0].name: '../x' cannot be a name; use up to 64 of"),
         ('name = ""\nfilters = ["#"]', "stream[0].name: '' cannot be a name"),
@@ -92,6 +95,6 @@ def test_what_is_wrong_is_told_with_its_remedy(tmp_path: Path, text: str, proble
 
 def test_changes_need_a_restart(tmp_path: Path) -> None:
     before = load(write(tmp_path, STORE + '[[stream]]\nname = "a"\nfilters = ["a"]\n'))
-    other = '[store]\nfolder = "b"\n[http]\nport = 1\n[[stream]]\nname = "a"\nfilters = ["b"]'
+    other = '[server]\ndata_dir = "b"\n[http]\nport = 1\n[[stream]]\nname = "a"\nfilters = ["b"]'
     after = load(write(tmp_path, other))
-    assert reloadable_difference(before, after) == ["store.folder", "stream[0].filters", "http.port"]
+    assert reloadable_difference(before, after) == ["server.data_dir", "stream[0].filters", "http.port"]

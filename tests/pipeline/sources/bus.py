@@ -12,8 +12,8 @@ from tests.pipeline.sources.mosquitto import free_port
 CONFIG = """
 [[listener]]
 port = {port}
-[store]
-folder = "data"
+[server]
+data_dir = "data"
 [http]
 port = {http_port}
 [[stream]]
