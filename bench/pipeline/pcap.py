@@ -4,6 +4,7 @@ The ceiling is a source that yields the very same Arrow batches from memory: wha
 """
 
 import contextlib
+import math
 import os
 import random
 import struct
@@ -49,9 +50,8 @@ def run(console: Console, quick: bool) -> None:
         def add(name: str, work: Callable[[], object], runs: int = 1 if quick else 3) -> None:
             taken = best(work, runs)
             wall, cpu = count / taken.wall_s, count / taken.cpu_s
-            table.add_row(
-                name, f"{wall:,.0f}", f"{base.wall_s * wall:.1f}", f"{cpu:,.0f}", f"{base.cpu_s * cpu:.1f}"
-            )
+            cells = [f"{wall:,.0f}", f"{base.wall_s * wall:.1f}", f"{cpu:,.0f}", f"{base.cpu_s * cpu:.1f}"]
+            table.add_row(name, *(cells if cpu else [*cells[:2], "?", "?"]))
 
         everything, few = tuple(COLUMNS), tuple(FEW.split(","))
         add("finding records, as the driver does", lambda: walk(path), 3)
@@ -70,7 +70,9 @@ def run(console: Console, quick: bool) -> None:
                 reader = spark.read.format("ceiling").option("path", str(path)).option("rows", str(count))
                 return reader.option("columns", columns).load()
 
-            noop(source())  # starts the processes that the others use again
+            for _ in range(2):  # starts the processes that the others use again, and lets Java warm up
+                noop(source())
+                noop(ceiling(",".join(COLUMNS)))
             add("Spark to noop", lambda: noop(source()))
             add("  its ceiling", lambda: noop(ceiling(",".join(COLUMNS))))
             add("Spark to noop, without payload", lambda: noop(source(payload="false")))
@@ -95,15 +97,22 @@ def best(work: Callable[[], object], runs: int) -> Taken:
     """The quickest run, by each clock."""
     walls, cpus = [], []
     for _ in range(runs):
-        wall, cpu = time.perf_counter(), cpu_seconds()
+        wall, before = time.perf_counter(), cpu_seconds()
         work()
         walls.append(time.perf_counter() - wall)
-        cpus.append(max(cpu_seconds() - cpu, 0.01))
+        cpus.append(cpu_used(before, cpu_seconds()))
     return Taken(min(walls), min(cpus))
 
 
-def cpu_seconds() -> float:
-    """What this process and all below it have used: Spark's Java and Python processes are among them."""
+def cpu_used(before: dict[int, float], after: dict[int, float]) -> float:
+    """CPU seconds between two looks; infinitely many if a process ended, for its share is not known."""
+    if before.keys() - after.keys():
+        return math.inf
+    return max(sum(after.values()) - sum(before.values()), 0.01)
+
+
+def cpu_seconds() -> dict[int, float]:
+    """What this process and each below it has used: Spark's Java and Python processes are among them."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -112,14 +121,14 @@ def cpu_seconds() -> float:
                 # The name, in brackets, may hold anything; the fields behind it are numbers.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 parents[int(entry.name)] = int(fields[1])
-                # Its own time, and that of children it has waited for.
-                ticks[int(entry.name)] = sum(map(int, fields[11:15]))
-    total, wanted = 0, [os.getpid()]
+                ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
+    found: dict[int, float] = {}
+    wanted = [os.getpid()]
     while wanted:
         process = wanted.pop()
-        total += ticks.get(process, 0)
+        found[process] = ticks.get(process, 0) / os.sysconf("SC_CLK_TCK")
         wanted += [child for child, parent in parents.items() if parent == process]
-    return total / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def write_capture(path: Path, count: int) -> None:
