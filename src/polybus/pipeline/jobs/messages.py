@@ -3,9 +3,12 @@
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from polybus.errors import UsageError
 from polybus.fleet.decoding import Limits
 from polybus.pipeline.jobs.intake import Intake
 from polybus.pipeline.lake import Book, Lake
@@ -24,7 +27,17 @@ def message_stream(spark: SparkSession, settings: Messages) -> DataFrame:
     reader = spark.readStream.format(settings.format)
     if settings.format in FILE_FORMATS:
         reader = reader.schema(MESSAGES)
-    return as_messages(reader.options(**settings.options).load())
+    try:
+        rows = reader.options(**settings.options).load()
+    except (AnalysisException, Py4JJavaError) as error:
+        # The class of error differs by what Spark was about when it noticed.
+        if "DATA_SOURCE_NOT_FOUND" not in str(error):
+            raise
+        raise UsageError(
+            f"messages.format: there is no source {settings.format!r}; there are polybus, mqtt, Spark's own, "
+            "and those of packages that are installed"
+        ) from error
+    return as_messages(rows)
 
 
 def message_intake(lake: Lake, settings: Fleet) -> Intake:

@@ -22,6 +22,7 @@ from polybus.pipeline.settings import Settings
 
 POLL_S: Final = 0.2
 MAX_SAID: Final = 600
+CAUSE: Final = "Caused by: "
 
 Tell = Callable[[str, int, int], None]
 """Is called with a job's name, its batches and its rows so far."""
@@ -138,12 +139,11 @@ def _check(query: StreamingQuery) -> None:
 
 
 def _cause(error: StreamingQueryException) -> str:
-    """Spark wraps what happened in what came of it; the last line of ours is what a user can mend."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ours = [
-        line
-        for line in lines
-        if line.startswith(("polybus.", "pyspark.errors.", "OSError", "java.io.IOException"))
+    """Spark wraps what happened in what came of it. An error of ours says what a user can mend; else the first
+    cause of all does, a full disk for example."""
+    lines = [
+        line.strip() for line in f"{error}\n{getattr(error, '_stackTrace', '')}".splitlines() if line.strip()
     ]
-    return (ours[-1] if ours else lines[0])[:MAX_SAID]
+    ours = [line for line in lines if line.startswith("polybus.")]
+    causes = [line.removeprefix(CAUSE) for line in lines if line.startswith(CAUSE)]
+    return (ours or causes or lines[:1])[-1][:MAX_SAID]
