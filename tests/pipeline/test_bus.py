@@ -1,4 +1,4 @@
-"""All of it with a real bus: trucks publish, the stream keeps, Spark reads, and the books agree to the last message."""
+"""All of it with a real bus: trucks publish, the stream keeps, Spark reads, and the books agree to the message."""
 
 import asyncio
 import json
