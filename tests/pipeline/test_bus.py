@@ -1,4 +1,4 @@
-"""All of it with a real bus: trucks publish, the stream keeps, Spark reads, and the books agree to the message."""
+"""All of it with a real bus: trucks publish, the stream keeps, Spark reads, and the books agree."""
 
 import asyncio
 import json
