@@ -102,7 +102,7 @@ TEST("files that cannot be read are named, and a broker without TLS is no TLS br
     CHECK_THROWS(UsageError, "Tls::cert_file 'nowhere.pem'",
                  Client(Options{.client_id = "c", .tls = Tls{.cert_file = "nowhere.pem"}}));
     fake::Broker plain([](fake::Peer& peer) {
-        peer.send_bytes(std::string_view("\x20\x02\x00\x00", 4));
+        peer.send_bytes(std::string_view("\x20\x02\x00\x00\xd0\x00", 6));
         peer.hang();
     });
     CHECK_THROWS(ConnectionFailed, "no TLS connection",

@@ -62,9 +62,7 @@ void Loop::run() {
             if (phase_ == talking) write_out(now_);
             check_ending(now_);
             if (phase_ != waiting && phase_ != draining && !session_.is_up() && !closing_ && now_ >= phase_deadline_)
-                attempt_failed(std::make_exception_ptr(ConnectionFailed(reconnect_.current().text() +
-                                                                        ": no CONNACK within the connect_timeout")),
-                               "no CONNACK within the connect_timeout", false, now_);
+                give_up_waiting(now_);
             check_leaving(now_);
             report_dropped();
             if (!is_over_) wait(now_);
@@ -112,6 +110,12 @@ void Loop::attempt_failed(std::exception_ptr error, const std::string& reason, b
     } else {
         schedule_reconnect(reason, now);
     }
+}
+
+void Loop::give_up_waiting(Time now) {
+    const std::string text = reconnect_.current().text() + (phase_ == connecting ? ": not connected" : ": no CONNACK") +
+                             " within the connect_timeout";
+    attempt_failed(std::make_exception_ptr(ConnectionFailed(text)), text, false, now);
 }
 
 void Loop::refused(const wire::ConnAck& refusal, Time now) {

@@ -52,6 +52,7 @@ private:
     void write_out(Time now);
     void check_ending(Time now);
     void attempt_failed(std::exception_ptr error, const std::string& reason, bool is_final, Time now);
+    void give_up_waiting(Time now);
     void refused(const wire::ConnAck& refusal, Time now);
     void lost(const std::string& reason, Time now);
     void schedule_reconnect(const std::string& reason, Time now);
