@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from polybus.pipeline.sources.mqtt.options import MqttOptions
+from polybus.pipeline.sources.mqtt.source import MqttStreamReader
 from tests.pipeline.sources.bus import StreamingBus, running_bus
 from tests.pipeline.sources.mosquitto import Mosquitto, Publisher, publishing, running_mosquitto
 from tests.store.streams.records import read_files
@@ -125,15 +127,18 @@ class Chatter:
         self._publisher = publisher
         self._topic = topic
         self._is_ending = threading.Event()
-        self.count = 0
+        self._count = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._is_ending.wait(0.02) and self.count < 60_000:
-            numbers = range(self.count, self.count + 10)
-            self._publisher.send(f"{self._topic}/{self.count % 5}", [b"%d" % number for number in numbers])
-            self.count += 10
+        """A hundred a second: enough for a batch at any time, and packet ids for ten minutes."""
+        while not self._is_ending.wait(0.05) and self._count < 60_000:
+            numbers = range(self._count, self._count + 5)
+            self._publisher.send(
+                f"{self._topic}/{self._count // 5 % 7}", [b"%d" % number for number in numbers]
+            )
+            self._count += 5
 
     def stop(self) -> list[bytes]:
         """Everything that was published; all of it is acknowledged."""
@@ -149,7 +154,7 @@ class Story:
         self._bus = bus
         self._mosquitto = mosquitto
         polybus = {"url": bus.url, "stream": "fleet", "maxRowsPerBatch": "2000", "rowsPerTask": "500"}
-        mqtt = {
+        self._mqtt_options = {
             "url": mosquitto.url,
             "clientId": "spark-faults",
             "topics": "fleet/#",
@@ -158,9 +163,15 @@ class Story:
         }
         self.queries: list[dict[str, object]] = [
             {"format": "polybus", "options": polybus, "path": str(folder / "polybus")},
-            {"format": "mqtt", "options": mqtt, "path": str(folder / "mqtt")},
+            {"format": "mqtt", "options": self._mqtt_options, "path": str(folder / "mqtt")},
         ]
         self._polybus, self._mqtt = Checkpoint(folder / "polybus"), Checkpoint(folder / "mqtt")
+
+    def begin_session(self) -> None:
+        """From here on Mosquitto keeps what is published."""
+        reader = MqttStreamReader(MqttOptions.parse(self._mqtt_options))
+        reader.initialOffset()
+        reader.stop()
 
     def kill_drivers(self) -> None:
         """One during a batch of each query, and one when both have nothing under way."""
@@ -214,6 +225,7 @@ def test_every_message_is_in_its_table(spark: SparkSession, tmp_path: Path) -> N
         publishing(mosquitto.port) as to_mosquitto,
     ):
         story = Story(tmp_path, bus, mosquitto)
+        story.begin_session()
         chatters = [Chatter(to_bus, "fleet"), Chatter(to_mosquitto, "fleet")]
         story.kill_drivers()
         with driving(tmp_path, CLUSTER, story.queries) as driver:
