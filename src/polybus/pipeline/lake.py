@@ -11,7 +11,9 @@ because the process ended in between, finds its folders and leaves them: the sam
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from typing import Any, Final
 
@@ -26,6 +28,10 @@ from polybus.pipeline.views import VIEWS
 
 Book = Mapping[str, Any]
 BATCH: Final = "batch"
+
+
+class Stopping(PolybusError):
+    """A batch came when the pipeline was about to end."""
 
 
 class NoSuchTable(UsageError):
@@ -45,6 +51,8 @@ class Lake:
         self.spark = spark
         self.files = Files(spark, root)
         self._books: dict[str, dict[int, Book]] = {}
+        self._turns: dict[str, threading.Lock] = {}
+        self._is_stopping = threading.Event()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -73,15 +81,19 @@ class Lake:
         reader = self.spark.read.schema(_stored(table)).option("basePath", self.path(name))
         return reader.parquet(*there).select(*table.schema.names)
 
-    def stream(self, name: str, *, max_files: int) -> DataFrame:
-        """Every batch of an appended table, each once."""
+    def stream(self, name: str, *, max_files: int, **folders: str) -> DataFrame:
+        """Every batch of an appended table, each once; of its folders those with these values.
+
+        Not by the table's root: Spark would find out anew for every batch which columns are folders, and gets
+        lost when a query began before there were any.
+        """
         table = table_named(name)
-        if table.view_of:
-            return VIEWS[name](self.stream(table.view_of, max_files=max_files))
-        path = self.path(name)
-        self.files.make_folder(path)  # or there would be nothing to watch
-        reader = self.spark.readStream.schema(_stored(table)).option("maxFilesPerTrigger", max_files)
-        return reader.parquet(path).select(*table.schema.names)
+        assert tuple(folders) == table.folders, f"{name} has folders by {table.folders}"
+        inner = "".join(f"/{column}={value}" for column, value in folders.items())
+        schema = StructType([field for field in table.schema.fields if field.name not in folders])
+        reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", max_files)
+        rows = reader.parquet(f"{self.path(name)}/{BATCH}=*{inner}")
+        return rows.withColumns({column: F.lit(value) for column, value in folders.items()})
 
     def path(self, name: str) -> str:
         return self.files.at(table_named(name).layer, name)
@@ -159,6 +171,33 @@ class Lake:
         self.books(job)
         self.files.write_text(self.files.at("books", job, f"{batch:010d}.json"), json.dumps(book))
         self._books[job][batch] = book
+
+    # --- taking turns -----------------------------------------------------------------------------
+
+    @contextmanager
+    def batch_of(self, job: str) -> Iterator[None]:
+        """Around everything that a batch writes. Raises `Stopping` if the pipeline is about to end: Spark must not
+        think that the batch was done."""
+        lock = self._turns.setdefault(job, threading.Lock())
+        while not lock.acquire(timeout=0.05):
+            if self._is_stopping.is_set():
+                raise Stopping(f"{job}: the pipeline ends; the batch is for the next run")
+        try:
+            if self._is_stopping.is_set():
+                raise Stopping(f"{job}: the pipeline ends; the batch is for the next run")
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def nobody_writing(self) -> Iterator[None]:
+        """For stopping queries: batches under way come to their end before, and none begins meanwhile. Spark
+        would interrupt its own side only, and Python's would go on writing."""
+        self._is_stopping.set()
+        with ExitStack() as stack:
+            for lock in self._turns.values():
+                stack.enter_context(lock)
+            yield
 
     # --- life -------------------------------------------------------------------------------------
 

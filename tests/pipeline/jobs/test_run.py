@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from polybus.errors import UsageError
-from polybus.pipeline.jobs.run import PipelineFailed, run_once
+from polybus.pipeline.jobs.run import PipelineFailed, run_continuously, run_once
 from polybus.pipeline.lake import Lake, NoSuchTable
 from polybus.pipeline.schemas import KINDS, TABLES
 from polybus.pipeline.settings import Events, Settings
@@ -119,6 +119,25 @@ def test_lost_checkpoints_lose_and_double_nothing(spark, filled, tmp_path):
     assert sorted(lake.read("geofence_events").select(columns).collect()) == sorted(
         before.read("geofence_events").select(columns).collect()
     )
+
+
+def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark, tmp_path):
+    """It begins when there is nothing yet, and is stopped while there is something to do."""
+    feed = Feed(tmp_path, parts=4)
+    settings = msgspec.structs.replace(feed.settings(), trigger_s=0.1, refresh_s=1.0)
+    books, events = tmp_path / "lake/books/messages", tmp_path / "lake/books/geofences"
+    has_begun = False
+
+    def is_wanted():
+        nonlocal has_begun
+        if not has_begun and (tmp_path / "lake/checkpoints/geofences/metadata").exists():
+            feed.write(3)
+            has_begun = True
+        return not (len(list(books.glob("*.json"))) >= 2 and list(events.glob("*.json")))
+
+    run_continuously(spark, settings, is_wanted)
+    feed.write()
+    check_books(run_once(spark, settings), feed)
 
 
 def test_late_records_are_kept_aside_and_counted(spark, tmp_path):

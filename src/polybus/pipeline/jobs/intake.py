@@ -65,11 +65,12 @@ class Intake:
     def _take(self, rows: DataFrame, batch_id: int) -> None:
         """Runs on the driver, once per batch, and again for one that did not come to its end."""
         batch = self._base + batch_id
-        if batch in self._lake.books(self._job):
-            return
-        if not self._lake.has_batch(self._bronze, batch):
-            self._lake.append(self._bronze, batch, self._unknown(rows))
-        self._finish(batch)
+        with self._lake.batch_of(self._job):
+            if batch in self._lake.books(self._job):
+                return
+            if not self._lake.has_batch(self._bronze, batch):
+                self._lake.append(self._bronze, batch, self._unknown(rows))
+            self._finish(batch)
 
     def _finish(self, batch: int) -> None:
         book = self._process(self._lake.read_batches(self._bronze, [batch]), batch)

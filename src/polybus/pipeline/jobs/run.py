@@ -36,7 +36,7 @@ def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: No
     """Takes in what is there now, and makes of it what can be made. A second call goes on where it ended."""
     lake, map = _prepared(spark, settings)
     for queries in _stages(lake, settings, map, lambda writer: writer.trigger(availableNow=True)):
-        with _stopping(queries):
+        with _stopping(lake, queries):
             while any(query.isActive for query in queries):
                 _report(lake, tell)
                 time.sleep(POLL_S)
@@ -55,7 +55,8 @@ def run_continuously(
     *,
     refresh_at_end: bool = True,
 ) -> Lake:
-    """Until `is_wanted` says no; then the tables by day are made anew once more."""
+    """Until `is_wanted` says no; then batches under way come to their end, and the tables by day are made anew
+    once more."""
     lake, map = _prepared(spark, settings)
     every = f"{settings.trigger_s:g} seconds"
     queries = [
@@ -63,7 +64,7 @@ def run_continuously(
         for stage in _stages(lake, settings, map, lambda writer: writer.trigger(processingTime=every))
         for query in stage
     ]
-    with _stopping(queries):
+    with _stopping(lake, queries):
         refresh_at = time.monotonic() + settings.refresh_s
         while is_wanted():
             for query in queries:
@@ -123,13 +124,15 @@ def _report(lake: Lake, tell: Tell) -> None:
 
 
 @contextmanager
-def _stopping(queries: list[StreamingQuery]) -> Iterator[None]:
+def _stopping(lake: Lake, queries: list[StreamingQuery]) -> Iterator[None]:
     try:
         yield
     finally:
-        for query in queries:
-            if query.isActive:
-                query.stop()
+        active = [query for query in queries if query.isActive]
+        if active:
+            with lake.nobody_writing():
+                for query in active:
+                    query.stop()
 
 
 def _check(query: StreamingQuery) -> None:
