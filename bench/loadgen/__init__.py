@@ -5,6 +5,7 @@ Python. `run` starts it for one measurement and gives back what it printed.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -38,6 +39,14 @@ def build() -> Path:
     if compiler is None:
         raise LoadgenError("g++ is needed to compile the load generator (Debian: apt install g++)")
     BUILD.mkdir(exist_ok=True)
+    with (BUILD / "loadgen.lock").open("w") as lock:  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            _build(compiler, sources, program)
+    return program
+
+
+def _build(compiler: str, sources: list[Path], program: Path) -> None:
     with tempfile.TemporaryDirectory(dir=BUILD) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [Path(folder, f"{source.stem}.o") for source in sources]
         jobs = [
@@ -51,7 +60,6 @@ def build() -> Path:
     for old in BUILD.glob("loadgen-*"):
         if old != program:
             old.unlink()
-    return program
 
 
 def compile_one(command: list[str]) -> None:

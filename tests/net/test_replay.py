@@ -4,8 +4,9 @@ from pathlib import Path
 
 from polybus.net.server import Server
 from polybus.ops.config import Config
+from polybus.ops.config import Server as ServerConfig
 from polybus.ops.listeners import Listener
-from polybus.ops.streams import Http, Store
+from polybus.ops.streams import Http
 from polybus.store.streams.rule import StreamRule
 from polybus.wire.mqtt.packets import V5, Connect, PingReq, PingResp, Properties, PubAck, Publish
 from tests.net.peers import client, serving_config, stream
@@ -13,7 +14,12 @@ from tests.net.peers import client, serving_config, stream
 
 def config(folder: Path) -> Config:
     rule = StreamRule("all", ("a/#",))
-    return Config(listeners=(Listener(port=0),), store=Store(folder), streams=(rule,), http=Http(enabled=False))
+    return Config(
+        listeners=(Listener(port=0),),
+        server=ServerConfig(data_dir=folder),
+        streams=(rule,),
+        http=Http(enabled=False),
+    )
 
 
 async def fill(server: Server, count: int) -> None:
