@@ -15,7 +15,7 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench bench-requests conformance fuzz clean
+.PHONY: help setup run test check format bench bench-requests bench-streams conformance fuzz clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -49,6 +49,9 @@ bench: $(TEST_STAMP) $(SYSTEM_STAMP) ## Polybus beside Mosquitto, as ratios of o
 
 bench-requests: $(TEST_STAMP) $(SYSTEM_STAMP) ## requests over TBus beside the figures of its document
 	@$(BIN)/python -m bench.requests $(ARGS)
+
+bench-streams: $(TEST_STAMP) $(SYSTEM_STAMP) ## the bus with a stream of everything, beside itself without
+	@$(BIN)/python -m bench.streams $(ARGS)
 
 conformance: $(TEST_STAMP) ## which statements of the MQTT standards are covered
 	@$(BIN)/python -m tests.conformance $(ARGS)

@@ -163,7 +163,7 @@ max_bytes = 2147483648
 
 
 def stream_command(
-    sync: str = "normal", partitions: int = 1, compression: str = "none"
+    sync: str = "normal", partitions: int = 1, compression: str = "lz4"
 ) -> Callable[[int, Path], list[str]]:
     """Polybus with a stream of everything that is published."""
 
@@ -189,7 +189,7 @@ COMMANDS: Mapping[str, Callable[[int, Path], list[str]]] = {
     "blast": idle_peer("blast"),
     "stream": stream_command(),
     "stream-4": stream_command(partitions=4),
-    "stream-lz4": stream_command(compression="lz4"),
+    "stream-plain": stream_command(compression="none"),
     "stream-synced": stream_command(sync="full"),
     "tbus-off": tbus_command("off"),
     "tbus-fixed": tbus_command("fixed"),

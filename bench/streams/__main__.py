@@ -22,7 +22,7 @@ from polybus.session.mqtt.encoding import MQTT_311
 from polybus.store.folder import DataFolder
 from polybus.store.streams.reader import FolderSource
 from polybus.store.streams.rule import StreamRule
-from polybus.store.streams.writer import StreamSet
+from polybus.store.streams.writer import MOST_WAITING_BYTES, StreamSet
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V311, Publish
 
@@ -40,7 +40,8 @@ RECORDS = 2_000_000
 def main(
     quick: Annotated[bool, typer.Option(help="Short runs.")] = False,
     contender: Annotated[
-        list[str] | None, typer.Option("--with", help="Of bench.brokers: stream, stream-lz4, stream-synced, …")
+        list[str] | None,
+        typer.Option("--with", help="Of bench.brokers: stream, stream-plain, stream-4, …"),
     ] = None,
     only: Annotated[str, typer.Option(help="A part of a scenario's name, append or read.")] = "",
     runs: Annotated[int, typer.Option(min=1)] = 3,
@@ -104,9 +105,9 @@ def append(place: Path, item: Run | Message, times: int) -> None:
         log = streams.log_of("sensors/a")
         assert log is not None
         for _ in range(times):
-            while not log.append(item):
-                time.sleep(0.001)
-                break
+            if not log.append(item):  # as a publisher is stopped
+                while streams.waiting_bytes() > MOST_WAITING_BYTES // 2:
+                    time.sleep(0.0005)
         streams.close()
 
 

@@ -1,12 +1,14 @@
 """Streams replayed by MQTT clients: paho subscribes to `$stream/…`."""
 
 import queue
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 
+from tests.client.certificates import Certificates
 from tests.e2e.conftest import StartBus
 from tests.e2e.paho_peers import Paho, connected, properties
 from tests.e2e.processes import PATIENCE_S, Served, eventually
@@ -30,6 +32,12 @@ partitions = 3
 @pytest.fixture
 def bus(start_bus: StartBus) -> Served:
     return start_bus(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def empty_bus(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("bus"), certificates, CONFIG) as served:
+        yield served
 
 
 def fill(peer: Paho, topic: str, numbers: range, qos: int = 1) -> None:
@@ -142,8 +150,10 @@ def test_what_a_publisher_said_comes_along(bus: Served) -> None:
         ("$share/g/$stream/one/first/#", "cannot be shared"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_with_a_reason(bus: Served, topic_filter: str, why: str) -> None:
-    with connected(bus) as reader:
+def test_what_cannot_be_replayed_is_refused_with_a_reason(
+    empty_bus: Served, topic_filter: str, why: str
+) -> None:
+    with connected(empty_bus) as reader:
         answers: queue.Queue[tuple[int, str]] = queue.Queue()
         reader.client.on_subscribe = lambda _c, _u, _mid, codes, said: answers.put(
             (codes[0].value, said.ReasonString)

@@ -76,6 +76,8 @@ def test_what_the_example_shows_in_comments_is_right_too(tmp_path: Path) -> None
     assert config.tbus.server_reference.count(";") == 1
     assert [service.filter for service in config.services] == ["render/#"]
     assert config.auth.password_file == tmp_path / "users.txt"
+    assert [(rule.name, rule.partitions) for rule in config.streams] == [("fleet", 4)]
+    assert config.data_folder == tmp_path / "data"
 
 
 def test_what_the_documentation_shows_loads(tmp_path: Path) -> None:

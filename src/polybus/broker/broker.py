@@ -6,6 +6,7 @@ flushed with one write. Edges call `tick` soon after `wake` asked for it, and `r
 `timers.deadline()` has come. The broker has no clock, socket or thread of its own.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
@@ -412,11 +413,13 @@ class Broker:
     def commit_failed(self, origins: Container[str], why: str) -> None:
         """What these clients published could not be made safe: they lose their connection, and what they have
         no acknowledgement for they will send again. To be told before the commit is done."""
-        for groups in self._uncommitted:
-            for link, acknowledgements in groups:
-                session = link.session
-                if session is not None and session.link is link and session.client_id in origins:
-                    link.withhold(acknowledgements, why)
+        held = [(link, link.held) for link in self.awaiting]  # their tick is still to come
+        withheld: dict[Link, list[bytes]] = {}
+        for link, acknowledgements in [*itertools.chain(*self._uncommitted), *held]:
+            if link.session is not None and link.session.client_id in origins:
+                withheld.setdefault(link, []).extend(acknowledgements)
+        for link, acknowledgements in withheld.items():
+            link.withhold(acknowledgements, why)
         self.stir()
 
     def _grow(self, size_bytes: int) -> None:

@@ -125,7 +125,8 @@ class Link:
         """Read again after `stall`."""
 
     def withhold(self, acknowledgements: list[bytes], why: str) -> None:
-        """What these acknowledge is not safe and never will be: tell the peer, as its protocol says."""
+        """What these acknowledge is not safe and never will be: tell the peer, as its protocol says, if it is
+        still there."""
 
     def access_changed(self) -> None:
         """Told when the rules of who may do what have changed."""

@@ -34,8 +34,7 @@ seen by everyone on the bus."""
 
 
 class Streams:
-    def __init__(self, folder: DataFolder, streams: "StreamSet") -> None:
-        self.folder = folder
+    def __init__(self, streams: "StreamSet") -> None:
         self.set = streams
         self.journal: Journal = streams
         self._http: HttpServer | None = None
@@ -120,8 +119,12 @@ class Streams:
         self._http = server
         return server
 
-    async def settle(self) -> None:
-        """Wait until everything taken so far is written and acknowledged."""
+    async def stop(self) -> None:
+        """Nobody reads any more; wait until everything taken so far is written and acknowledged."""
+        if self._http is not None:
+            # Its threads may wait for this one, for a password to be checked.
+            await asyncio.to_thread(self._http.close)
+            self._http = None
         done = asyncio.Event()
         self.set.commit(done.set)
         with contextlib.suppress(TimeoutError):
@@ -132,23 +135,18 @@ class Streams:
             self._http.close()
         self._threads.shutdown(cancel_futures=True)
         self.set.close()
-        self.folder.close()
 
 
-def open_streams(config: Config) -> Streams:
-    """Raises StoreError for a folder that cannot be used, ConfigError if what streams need is not installed."""
+def open_streams(config: Config, folder: DataFolder) -> Streams:
+    """Raises StoreError for what cannot be used in the folder, ConfigError if what streams need is not
+    installed."""
     try:
+        if config.serves_http:
+            import polybus.net.http_streams  # noqa: F401 (to know now rather than later)
         from polybus.store.streams.writer import StreamSet
     except ImportError as error:
         raise ConfigError(
             f"{config.source or 'configuration'}: stream: needs {error.name}, which is not installed; install"
             " the extra: pip install 'polybus[streams]'"
         ) from error
-    assert config.data_folder is not None
-    folder = DataFolder(config.data_folder)
-    try:
-        streams = StreamSet(folder, config.streams, is_synced=config.store.sync == "full")
-    except BaseException:
-        folder.close()
-        raise
-    return Streams(folder, streams)
+    return Streams(StreamSet(folder, config.streams, is_synced=config.store.sync == "full"))

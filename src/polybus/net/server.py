@@ -26,7 +26,7 @@ from polybus.errors import ConfigError, PolybusError
 from polybus.net import acceptor, descriptors
 from polybus.net.acceptor import Acceptor
 from polybus.net.connection import LINGER_S, Connection, MakeLink, Peer, ServedLink
-from polybus.net.durable import open_streams
+from polybus.net.durable import Streams, open_streams
 from polybus.net.websocket import WebSocketConnection
 from polybus.ops import config as configuration
 from polybus.ops import logging as ops_logging
@@ -37,6 +37,7 @@ from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
 from polybus.session.tbus import TbusLink, TbusOptions
+from polybus.store.folder import DataFolder
 
 log = logging.getLogger("polybus.net")
 
@@ -104,12 +105,22 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
-        self.streams = open_streams(config) if config.streams else None
+        access = build_access(config)
+        self._folder: DataFolder | None = None
+        self.streams: Streams | None = None
+        if config.streams:
+            assert config.data_folder is not None
+            self._folder = DataFolder(config.data_folder)
+            try:
+                self.streams = open_streams(config, self._folder)
+            except BaseException:
+                self._folder.close()
+                raise
         self.broker = Broker(
             config.limits,
             wake=self._wake,
             choose=secrets.randbelow,
-            access=build_access(config),
+            access=access,
             journal=self.streams.journal if self.streams is not None else None,
             shared_strategy=config.mqtt.shared_strategy,
             drop_oldest=config.mqtt.queue_full == "drop_oldest",
@@ -148,8 +159,7 @@ class Server:
                 log.info("listening", extra={"fields": {"url": self.urls[-1]}})
         except BaseException:
             await self._close_listeners()
-            if self.streams is not None:
-                self.streams.close()
+            self._close_store()
             raise
         self._keep_house()
         # What is alive by now stays alive: the collector need not look at it again.
@@ -166,7 +176,7 @@ class Server:
         self.broker.now = self.loop.time()
         if self.streams is not None:
             self.broker.tick(self.broker.now)
-            await self.streams.settle()
+            await self.streams.stop()
         self.broker.stop()
         for connection in list(self._connections):
             connection.close()
@@ -175,9 +185,14 @@ class Server:
             connection.abort()
         await self._wait_until_empty(1.0)
         close_access(self.broker.access)
+        self._close_store()
+        log.info("stopped")
+
+    def _close_store(self) -> None:
         if self.streams is not None:
             self.streams.close()
-        log.info("stopped")
+        if self._folder is not None:
+            self._folder.close()
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         if self._connections:
@@ -208,8 +223,11 @@ class Server:
         )
         self._mqtt_options = _mqtt_options(new)
         self._tbus_options = _tbus_options(new)
-        # The listeners stay as they are, so the next reload must compare with those.
-        self.config = msgspec.structs.replace(new, listeners=self.config.listeners)
+        # What stays as it is, the next reload must compare with.
+        old = self.config
+        self.config = msgspec.structs.replace(
+            new, listeners=old.listeners, store=old.store, streams=old.streams, http=old.http
+        )
         log.info("configuration reloaded")
 
     # -- Reception: what connections ask for -----------------------------------------------------

@@ -95,9 +95,12 @@ class NotASegment(ValueError):
     """These bytes are not a segment of ours; the text says why."""
 
 
+_WORTH_COMPRESSING: Final = 16
+"""Records; fewer would take more room than without."""
 _OPTIONS: Final = {
-    name: pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
-    for name in ("none", "lz4", "zstd")
+    # Without threads: to wake them costs more than to compress a small batch.
+    name: pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
+    for name, codec in (("none", None), ("lz4", "lz4"), ("zstd", "zstd"))
 }
 
 
@@ -106,7 +109,8 @@ def encode_batch(
 ) -> tuple[Batch, list[memoryview | bytes]]:
     """What a batch is that stands at `at`, and its message, in pieces to be written one behind the other."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS[compression]) as writer:
+    options = _OPTIONS[compression if len(batch) >= _WORTH_COMPRESSING else "none"]
+    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
         writer.write_batch(batch, custom_metadata={"polybus": _BLANK_SEAL})
     whole = memoryview(sink.getvalue())
     message = whole[len(SCHEMA_BYTES) : len(whole) - len(END_OF_STREAM)]

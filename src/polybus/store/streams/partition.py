@@ -137,7 +137,7 @@ class Partition:
     def append(self, batch: pa.RecordBatch) -> None:
         """Write records that begin with offset `next`. Raises OSError, and then nothing was written."""
         if self._fd < 0:
-            self._begin_again()
+            self._reopen()
         if self._reserved < self.next + len(batch):
             self._reserve()
         active = self.segments[-1]
@@ -146,7 +146,7 @@ class Partition:
             self._files.append(self._fd, pieces)
             if self.shape.is_synced:
                 self._files.sync(self._fd)
-        except OSError:
+        except BaseException:
             self._take_back(active)
             raise
         active.note(noted)
@@ -196,11 +196,16 @@ class Partition:
         segment.begin(len(segments.SCHEMA_BYTES))
         self.segments = (*self.segments, segment)
 
-    def _begin_again(self) -> None:
-        """The last write could not be taken back: what it left is as if cut off, and stays so."""
-        if self.segments[-1].next == self.segments[-1].first:
-            raise OSError(5, "a segment cannot be written", str(self.segments[-1].path))
-        self._begin()
+    def _reopen(self) -> None:
+        """The last write could not be taken back: try again. Raises OSError."""
+        active = self.segments[-1]
+        fd = self._files.open(active.path)
+        try:
+            self._files.truncate(fd, active.size_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
 
     def _write_on(self, segment: Segment) -> None:
         self._fd = self._files.open(segment.path)
@@ -225,7 +230,7 @@ class Partition:
             self._files.append(self._fd, [index])
             if self.shape.is_synced:
                 self._files.sync(self._fd)
-        except OSError:
+        except BaseException:
             self._take_back(active)
             raise
         active.sealed(active.size_bytes + len(index))

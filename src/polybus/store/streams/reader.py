@@ -32,7 +32,7 @@ from polybus.store.streams.partition import (
     numbered_folders,
     times_of,
 )
-from polybus.store.streams.segment import Segment, decode
+from polybus.store.streams.segment import Segment
 from polybus.store.streams.start import parse_time
 
 HTTP_TIMEOUT_S: Final = 60.0
@@ -191,17 +191,15 @@ class UrlSource:
         while position < end:
             query = urlencode({"from": position, "to": end})
             try:
-                response = self._get(f"/{quote(name, safe='')}/{partition}?{query}")
-            except Damaged as damaged:
+                with self._get(f"/{quote(name, safe='')}/{partition}?{query}") as response:
+                    for batch in read_stream(response.read):
+                        yield trimmed(batch, position, end)
+                    reached = int(response.headers["Polybus-Next-Offset"])
+            except Damaged as damaged:  # found by the bus, or by ourselves
                 if on_damage is None:
                     raise
                 on_damage(damaged)
-                position = damaged.end
-                continue
-            with response:
-                for batch in read_stream(response.read):
-                    yield trimmed(batch, position, end)
-                reached = int(response.headers["Polybus-Next-Offset"])
+                reached = damaged.end
             if reached <= position:
                 return
             position = reached
@@ -226,7 +224,10 @@ class UrlSource:
 
 
 def read_stream(read: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
-    """The batches of an answer, each checked. `read` gives so many bytes, fewer only at the end."""
+    """The batches of an answer, each checked. `read` gives so many bytes, fewer only at the end.
+
+    Raises Damaged for one that is not as it was written, and StoreError for what is no such answer.
+    """
     head = read(8)
     schema = head + read(_size_of(head))
     try:
@@ -241,7 +242,12 @@ def read_stream(read: Callable[[int], bytes]) -> Iterator[pa.RecordBatch]:
             raise StoreError(f"the answer was damaged on its way: {error}") from error
         if batch is None:
             raise StoreError("the answer ended early")
-        yield decode(head + read(batch.size - len(head)), batch, "the answer")
+        message = head + read(batch.size - len(head))
+        if len(message) < batch.size:
+            raise StoreError("the answer ended early")
+        if not segments.is_intact(message, batch):
+            raise Damaged(batch.first, batch.next)
+        yield pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(message)), segments.SCHEMA)
 
 
 def trimmed(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:

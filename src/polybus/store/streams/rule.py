@@ -19,4 +19,4 @@ class StreamRule(msgspec.Struct, frozen=True):
     segment_bytes: int = 64 * 1024 * 1024
     segment_age_s: float = 3600.0
     """After this long a segment is full, whatever its size: only full ones can be dropped. 0: never."""
-    compression: Literal["none", "lz4", "zstd"] = "none"
+    compression: Literal["none", "lz4", "zstd"] = "lz4"

@@ -153,12 +153,8 @@ def read_batch(path: Path, batch: Batch) -> pa.RecordBatch:
     """Decode one batch, checked. Raises StoreError."""
     with path.open("rb") as file:
         data = os.pread(file.fileno(), batch.size, batch.at)
-    return decode(data, batch, str(path))
-
-
-def decode(data: bytes, batch: Batch, where: str) -> pa.RecordBatch:
     if not segments.is_intact(data, batch._replace(at=0)):
-        raise StoreError(f"{where}: the batch at byte {batch.at} (offset {batch.first}) is damaged")
+        raise StoreError(f"{path}: the batch at byte {batch.at} (offset {batch.first}) is damaged")
     return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), segments.SCHEMA)
 
 

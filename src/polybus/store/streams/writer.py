@@ -175,7 +175,11 @@ class StreamSet:
         if failed:
             self.on_failed(failed, why)
         while self._commits and self._commits[0][0] <= written:
-            self._commits.popleft()[1]()
+            done = self._commits.popleft()[1]
+            try:
+                done()
+            except Exception:  # our own fault: it must not cost those behind it
+                log.exception("internal error after a commit")
         for stream in touched:
             for cursor in list(stream.listeners):
                 cursor.wake()
