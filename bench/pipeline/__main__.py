@@ -16,7 +16,7 @@ PARTS: Final[dict[str, Callable[[Console, bool], None]]] = {
 
 
 def main(
-    quick: Annotated[bool, typer.Option(help="Small inputs, once each: a glance, not a result.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small inputs, few runs: a glance, not a result.")] = False,
     only: Annotated[str, typer.Option(help=f"Parts of the whole: {', '.join(PARTS)}.")] = ",".join(PARTS),
 ) -> None:
     """Rows a second of each source, beside ceilings and peers of the same run."""

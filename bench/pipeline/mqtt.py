@@ -34,7 +34,7 @@ def run(console: Console, quick: bool) -> None:
     with tempfile.TemporaryDirectory() as name, mosquitto(Path(name)) as port:
         folder = Path(name)
         _from_the_broker(console, folder, port, QUICK_MESSAGES if quick else MESSAGES)
-        _into_spark(console, folder, port, QUICK_ROWS if quick else ROWS, 1 if quick else 3)
+        _into_spark(console, folder, port, QUICK_ROWS if quick else ROWS, 2 if quick else 3)
 
 
 def options(folder: Path, port: int, name: str) -> dict[str, str]:

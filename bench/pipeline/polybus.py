@@ -35,7 +35,7 @@ NAME: Final = "bench"
 
 def run(console: Console, quick: bool) -> None:
     sizes = QUICK_SIZES if quick else SIZES
-    runs = 1 if quick else 3
+    runs = 2 if quick else 3
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_stream(folder / "data", max(sizes))

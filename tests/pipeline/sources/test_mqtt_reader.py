@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -237,7 +238,9 @@ def test_a_reader_that_is_killed_loses_nothing(tmp_path: Path) -> None:
             found = rows(reader, start, end)
     assert [row["offset"] for row in found] == list(range(len(found)))
     assert set(payloads(found)) == set(sent)
-    assert len(found) < len(sent) + 3 * 1100  # twice comes at most what was under way at a kill
+    assert (
+        max(Counter(payloads(found)).values()) <= 4
+    )  # again comes only what was under way at one of three kills
 
 
 def test_a_broker_that_is_stopped_and_one_that_is_killed(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ import pyarrow as pa
 from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.sources.polybus.offsets import Held
 from polybus.pipeline.sources.polybus.options import PolybusOptions
-from polybus.pipeline.sources.polybus.schema import trimmed
 from polybus.store.folder import StoreError
-from polybus.store.streams import format as segments
 from polybus.store.streams.partition import Damaged, Gone, find_span, find_time, load_segments, numbered_folders
-from polybus.store.streams.segment import Segment, decode, read_batch
+from polybus.store.streams.reader import read_stream, trimmed
+from polybus.store.streams.segment import Segment, read_batch
 
 logger = logging.getLogger("polybus.pipeline.streams")
 
@@ -41,7 +40,7 @@ class _Passing(Exception):
     """Something that may be over in a moment."""
 
 
-_PASSING: Final = (OSError, http.client.HTTPException, _Passing)
+_PASSING: Final = (OSError, http.client.HTTPException, StoreError, _Passing)
 
 
 class Place(Protocol):
@@ -100,15 +99,19 @@ class HttpPlace:
             before = at
             try:
                 response = self._get(f"/{partition}?{urlencode({'from': at, 'to': end})}")
-                for batch in _batches(response, self.name):
+                for batch in read_stream(response.read):
                     retries.succeeded()
                     wanted = trimmed(batch, at, end)
                     at = max(at, batch.column(0)[-1].as_py() + 1)
                     yield wanted
+            except (Gone, Damaged):
+                self._connection.close()
+                raise
             except _PASSING as error:
                 self._connection.close()
                 retries.failed(error)
             else:
+                response.read()  # to the end, so that the connection can be used again
                 if at == before:
                     return  # no records in what is left: offsets that were never used
 
@@ -215,33 +218,3 @@ class FolderPlace:
         if not row:
             raise StoreError(f"there are no segments in {self._folder / str(partition)}")
         return row
-
-
-def _batches(response: http.client.HTTPResponse, where: str) -> Iterator[pa.RecordBatch]:
-    """Of an answer, each checked by the checksum that the broker's writer gave it."""
-    head = _exactly(response, 8)
-    try:
-        segments.check_schema(head + _exactly(response, int.from_bytes(head[4:], "little")))
-    except segments.NotASegment as error:
-        raise StreamRefused(f"{where}: this is not a stream that this version can read: {error}") from error
-    while (head := _exactly(response, 8)) != segments.END_OF_STREAM:
-        head += _exactly(response, int.from_bytes(head[4:], "little"))
-        try:
-            found = segments.decode_header(head, 0)
-        except segments.NotASegment as error:
-            raise _Passing(str(error)) from error
-        if found is None:
-            raise _Passing("a batch without its seal")
-        data = head + _exactly(response, found.size - len(head))
-        try:
-            yield decode(data, found, where)
-        except StoreError as error:
-            raise _Passing(str(error)) from error
-    response.read()
-
-
-def _exactly(response: http.client.HTTPResponse, size: int) -> bytes:
-    data = response.read(size)
-    if len(data) < size:
-        raise _Passing("the answer ends too early")
-    return data

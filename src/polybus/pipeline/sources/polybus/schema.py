@@ -41,13 +41,3 @@ def with_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     """A stream's batch as Spark gets it; nothing is copied but the number."""
     numbers = pa.array(np.full(len(batch), partition, dtype=np.int32))
     return pa.RecordBatch.from_arrays([numbers, *batch.columns], schema=ARROW_SCHEMA)
-
-
-def trimmed(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
-    """The records from offset `start` until before `end`. Offsets in a batch follow one another."""
-    if not len(batch):
-        return batch
-    first = batch.column(0)[0].as_py()
-    low = min(max(start - first, 0), len(batch))
-    high = min(max(end - first, low), len(batch))
-    return batch if low == 0 and high == len(batch) else batch.slice(low, high - low)
