@@ -176,8 +176,8 @@ class Lake:
 
     @contextmanager
     def batch_of(self, job: str) -> Iterator[None]:
-        """Around everything that a batch writes. Raises `Stopping` if the pipeline is about to end: Spark must not
-        think that the batch was done."""
+        """Around everything that a batch writes. Raises `Stopping` if the pipeline is about to end: Spark must
+        not think that the batch was done."""
         lock = self._turns.setdefault(job, threading.Lock())
         while not lock.acquire(timeout=0.05):
             if self._is_stopping.is_set():
