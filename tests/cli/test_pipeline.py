@@ -78,6 +78,13 @@ def test_a_wrong_configuration_names_file_and_key(tmp_path, text, said):
     assert said in done.stderr
 
 
+def test_a_folder_without_tables_is_named(tmp_path):
+    done = run("show", "cap_use", "--folder", str(tmp_path / "none"))
+    assert done.exit_code == 2
+    assert f"there are no tables in {tmp_path / 'none'} yet: polybus pipeline run makes them" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_time_that_is_none_is_said():
     done = run("search", "x", "--since", "yesterday")
     assert done.exit_code == 2

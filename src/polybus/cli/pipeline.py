@@ -206,6 +206,8 @@ def _opened(
         if folder is not None:
             settings = msgspec.structs.replace(settings, folder=folder)
         check_spark()
+        if is_short and "://" not in settings.folder and not Path(settings.folder).is_dir():
+            raise _no_tables(settings.folder)
         log_file = None if verbose else _log_file(settings.folder)
         spark_settings = {**(SHORT_LIVED if is_short else {}), **settings.spark}
         spark = build_session("polybus pipeline", master, spark_settings, log_file)
@@ -236,8 +238,12 @@ def _lake(spark: "SparkSession", settings: "Settings") -> "Lake":
 
     lake = Lake(spark, settings.folder)
     if not lake.files.names(lake.files.at("books")):
-        raise UsageError(f"there are no tables in {settings.folder} yet: polybus pipeline run makes them")
+        raise _no_tables(settings.folder)
     return lake
+
+
+def _no_tables(folder: str) -> UsageError:
+    return UsageError(f"there are no tables in {folder} yet: polybus pipeline run makes them")
 
 
 def _check_table(name: str) -> None:

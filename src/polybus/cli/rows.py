@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Format = Literal["table", "json", "csv"]
+COLUMN_ROOM = 3
+"""What a column takes beside its text: padding and a line."""
 
 
 def print_rows(frame: "DataFrame", rows: int, format: Format) -> None:
@@ -43,12 +45,8 @@ def _print_grid(columns: list[str], cells: list[list[str]]) -> None:
     for row in cells:
         grid.add_row(*[_escaped(cell) for cell in row])
     # Piped to a file a table is as wide as it is.
-    width = (
-        None
-        if sys.stdout.isatty()
-        else max(80, sum(max(map(len, column)) + 3 for column in zip(columns, *cells, strict=True)))
-    )
-    Console(width=width).print(grid)
+    widths = [max(map(len, column)) + COLUMN_ROOM for column in zip(columns, *cells, strict=True)]
+    Console(width=None if sys.stdout.isatty() else max(80, sum(widths) + COLUMN_ROOM)).print(grid)
 
 
 def _escaped(text: str) -> str:
@@ -68,7 +66,7 @@ def _shown(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+            return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"
         case int():
             return f"{value:,}"
         case datetime():

@@ -75,7 +75,7 @@ def draw_caps(axes: Axes, rows: Sequence[Any]) -> None:
         for row in rows
     ]
     axes.bar_label(bars, said, fontsize=7)
-    axes.axvline(100, color=RED, linewidth=1)
+    axes.axvline(100, color=RED, linewidth=1, alpha=0.5, zorder=0)
     axes.margins(x=0.18, y=0.01)
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()

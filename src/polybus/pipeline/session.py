@@ -5,6 +5,7 @@ Python for executors, a small heap, no web page, and a log that is silent unless
 """
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -70,6 +71,8 @@ def build_session(
     # Executors must run the interpreter that has this package; on a cluster the operator says which.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # pyspark logs every error that it raises, with Java's stack, for tools that collect such lines.
+    logging.getLogger("SQLQueryContextLogger").disabled = True
     log = Path(__file__).with_name("log4j2.properties")
     is_local = master.startswith("local")
     if is_local and "SPARK_HOME" not in os.environ:
