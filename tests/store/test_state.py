@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,25 @@ class TestMigration:
                 StateFile(path)
         StateFile(path).close()
         assert content(path)["sessions"] == [(1, b"one")]
+
+
+class TestFirstStart:
+    def test_one_that_was_broken_off_can_be_made_again(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as db:  # as far as it may have come before its first transaction
+            db.execute("PRAGMA journal_mode = WAL")
+        assert path.stat().st_size
+        file = StateFile(path)
+        file.apply(Batch(sessions=[(1, b"one")]))
+        file.close()
+        assert content(path)["sessions"] == [(1, b"one")]
+
+    def test_a_database_with_tables_is_somebody_elses(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("CREATE TABLE theirs (x)")
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match="another program"):
+            StateFile(path)
+        assert path.read_bytes() == before
 
 
 class TestFolder:

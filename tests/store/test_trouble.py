@@ -15,6 +15,7 @@ from polybus.wire.mqtt.packets import (
     V5,
     V311,
     ConnAck,
+    Properties,
     PubAck,
     Publish,
     PubRec,
@@ -171,6 +172,40 @@ def test_what_would_have_to_be_kept_is_refused_at_once(world: LastingWorld, qos:
     back = world.connect("kept", V5, clean_start=False, keeps=True)
     assert [p.payload for p in back.receive_all()] == [b"yes"]
     assert world.restored.retained == 0
+
+
+class Logged:
+    """A log that would take anything."""
+
+    refusal = None
+
+    def append(self, item: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_a_stream_would_keep_is_refused_too(world: LastingWorld, qos: int) -> None:
+    """Its acknowledgement could not wait for the log: nothing is committed just now."""
+    log = Logged()
+    world.broker.subscriptions.log_of = lambda topic: log if topic == "logged" else None
+    publisher = world.connect("p", V5)
+    begin_trouble(world)
+    publisher.send(Publish("logged", b"no", qos, packet_id=1))
+    kind: type[PubAck] | type[PubRec] = PubAck if qos == 1 else PubRec
+    assert [a.reason_code for a in publisher.take(kind)] == [QUOTA]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_message_that_would_wait_is_refused_too(world: LastingWorld, qos: int) -> None:
+    publisher = world.connect("p", V5)
+    begin_trouble(world)
+    waiting = Properties(message_expiry_s=60, user_properties=(("polybus-message", "waiting"),))
+    publisher.send(Publish("nobody/there", b"no", qos, packet_id=1, properties=waiting))
+    kind: type[PubAck] | type[PubRec] = PubAck if qos == 1 else PubRec
+    assert [a.reason_code for a in publisher.take(kind)] == [QUOTA]
+    end_trouble(world)
+    world = world.kill()
+    assert world.restored.stored == 0
 
 
 @pytest.mark.parametrize("qos", [1, 2])

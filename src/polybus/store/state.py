@@ -87,6 +87,9 @@ class StateFile:
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             application = db.execute("PRAGMA application_id").fetchone()[0]
+            if not is_new and not version and not application:
+                # A first start that was broken off leaves an empty database. Another program's has tables.
+                is_new = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
             if not is_new and application != APPLICATION_ID:
                 raise ConfigError(
                     f"{self.path} is an SQLite database of another program; it is left as it is:"
@@ -106,6 +109,10 @@ class StateFile:
             if version < VERSION:
                 migrate(db, version)
         except sqlite3.DatabaseError as error:
+            if is_new:
+                raise ConfigError(
+                    f"{self.path} cannot be written: {error}; make room, or choose another data folder"
+                ) from error
             raise ConfigError(
                 f"{self.path} cannot be read: {error}; it is left as it is:"
                 " restore it from a backup, or move it away to begin anew"

@@ -306,8 +306,11 @@ class MqttLink(MqttReader):
         """Nothing can be written down: what would have to be is refused (OP-01). Raises Unwelcome."""
         plan = self.broker.subscriptions.plan(route)
         is_remembered = packet.qos == 2 and session.kept
-        if not (is_remembered or packet.retain or plan.keeps(packet.qos)):
-            return
+        if is_remembered or packet.retain or plan.log is not None or plan.keeps(packet.qos):
+            self._refuse_to_store()
+
+    def _refuse_to_store(self) -> None:
+        """5.0 is told why; 3.1.1 has no way to say so but the end. Raises Unwelcome, PeerError."""
         if self.version != V5:
             raise PeerError(ReasonCode.QUOTA_EXCEEDED, NOT_STORED, "OP-01")
         raise Unwelcome(ReasonCode.QUOTA_EXCEEDED, NOT_STORED)
@@ -331,6 +334,8 @@ class MqttLink(MqttReader):
             if wishes is not requests.NONE:
                 message.priority = wishes.priority
                 message.waits = wishes.waiting and not wishes.managed
+                if message.waits and packet.qos and broker.ledger.trouble:
+                    self._refuse_to_store()
                 if wishes.managed:
                     self._request(route, message, wishes.waiting, expiry_s)
                     return
