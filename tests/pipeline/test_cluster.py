@@ -36,5 +36,6 @@ def test_the_same_job_runs_on_a_cluster(spark, tmp_path):
     # Both workers had executors, and those the Python that has nothing but the wheel.
     for worker in range(2):
         assert list(work.glob(f"work-{worker}/app-*/*/stderr")), f"worker {worker} had nothing to do"
-    installed = list((work / "venv").glob("lib/python*/site-packages/polybus/pipeline/jobs/run.py"))
-    assert len(installed) == 1
+    (installed,) = (work / "venv").glob("lib/python*/site-packages/polybus/pipeline")
+    assert (installed / "jobs" / "run.py").exists()
+    assert (installed / "log4j2.properties").exists()
