@@ -3,6 +3,11 @@
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's business.
+settings.register_profile("polybus", deadline=None)
+settings.load_profile("polybus")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -49,7 +49,7 @@ public:
                                                 << listener_ << "\n"
                                                 << configuration_ << "\n";
         const std::string config = (folder_ / "polybus.toml").string();
-        run({"serve", "--config", config});
+        run({"serve", "--memory", "--config", config});
         CHECK_EVENTUALLY(is_ready());
         const std::string text = output();
         const std::size_t address = text.find("://", text.find("is ready")) + 3; // log lines may follow

@@ -72,6 +72,7 @@ class TBusClient:
             raise UsageError("this client is connected; disconnect first")
         if clean_start:
             self._requests.clear()
+            self._deadlines.clear()
         self._bus = BlockingBus(
             f"tbus://{self._host}:{self._port}",
             self._on_event,
@@ -148,18 +149,24 @@ class TBusClient:
         return bool(takers)
 
     def _answer(self, request_id: int) -> Message:
-        request = self._requests.pop(request_id, None)
+        request = self._requests.get(request_id)
         if request is None:
             raise UsageError(f"there is no request {request_id}")
         try:
-            return request.result()
+            answer = request.result()
         except BusClosed:
-            return self._late_answer(request_id)
+            self._connected()  # or it can be asked for again
+            answer = self._late_answer(request_id)
+        finally:
+            if self._bus is not None:
+                self._requests.pop(request_id, None)
+                self._deadlines.pop(request_id, None)
+        return answer
 
     def _late_answer(self, request_id: int) -> Message:
         """Of a request whose connection was closed: its end comes over the next one."""
         left_s = self._deadlines[request_id] - time.monotonic()
-        return self._connected().resume(request_id, timeout=max(0.0, left_s))
+        return self._connected().resume(request_id, timeout=max(0.001, left_s))
 
     def _on_event(self, event: BusEvent) -> None:
         is_error = isinstance(event, Disconnected | HandlerFailed | ServiceFailed) or (

@@ -494,3 +494,28 @@ async def test_request_needs_no_more_time_than_it_has(polybus_broker: Broker) ->
     async with polybus.connect(polybus_broker.url("tbus")) as bus:
         with pytest.raises(OperationTimeout):
             await (await bus.subscribe("x")).get(0.01)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), None, "5"])
+async def test_a_timeout_that_is_none_harms_nobody(polybus_broker: Broker, wrong: object) -> None:
+    topic = unique("echo")
+    async with polybus.connect(f"tbus://127.0.0.1:{polybus_broker.ports['tbus']}") as bus:
+        await bus.serve(topic, lambda request: request.payload)
+        with pytest.raises(UsageError, match=r"timeout .* of a request is not a number of seconds above 0"):
+            await bus.request(topic, "x", timeout=wrong)  # type: ignore[arg-type]
+        assert (await bus.request(topic, "x")).text == "x"
+
+
+async def test_a_service_whose_own_work_was_canceled_has_failed(way: Way) -> None:
+    topic = unique("inner")
+
+    async def awaits_what_is_canceled(request: Message) -> None:
+        inner = asyncio.create_task(asyncio.sleep(600))
+        asyncio.get_running_loop().call_soon(inner.cancel)
+        await inner
+
+    async with polybus.connect(way[0]) as theirs, polybus.connect(way[1]) as ours:
+        await theirs.serve(topic, awaits_what_is_canceled)
+        for _ in range(2):  # and its worker goes on
+            with pytest.raises(ServiceError, match="was canceled"):
+                await ours.request(topic, timeout=20)

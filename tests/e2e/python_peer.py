@@ -159,7 +159,7 @@ class Peer:
         if deadline is None:
             raise UsageError(f"there is no request {number}")
         left_s = deadline - asyncio.get_running_loop().time()
-        return hexed((await self.bus.resume(number, timeout=max(0.0, left_s))).payload)
+        return hexed((await self.bus.resume(number, timeout=max(0.001, left_s))).payload)
 
     async def cancel(self, request_id: str) -> str:
         pending = self._pending.get(int(request_id))

@@ -1,6 +1,7 @@
 """The bus as an application sees it. Nothing here knows a protocol's packets: a `Core` does."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
@@ -257,6 +258,7 @@ class Bus:
         self._hub.opened()
         if self._core.has_properties or not self._core.has_requests:
             raise UsageError(f"resume needs TBus (tbus://…); this bus speaks {self._core.protocol}")
+        _check_timeout(timeout)
         return await self._hub.earlier.end(request_id, timeout)
 
     def service(self, topic_filter: str, *, concurrency: int = 1) -> Callable[[Handler], Service]:
@@ -374,8 +376,7 @@ class Bus:
         core = self._core
         if not core.has_requests:
             raise UsageError(f"requests need {NEEDED_FOR_REQUESTS}; this bus speaks {core.protocol}")
-        if not timeout_s > 0:
-            raise UsageError(f"timeout {timeout_s!r} of a request is not more than 0 seconds")
+        _check_timeout(timeout_s)
         message = Message(
             topic,
             payload if type(payload) is bytes else payload_bytes(payload),
@@ -417,6 +418,11 @@ class Bus:
 def as_pairs(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     items = properties.items() if isinstance(properties, Mapping) else properties
     return tuple((name, value) for name, value in items)
+
+
+def _check_timeout(timeout_s: object) -> None:
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
+        raise UsageError(f"timeout {timeout_s!r} of a request is not a number of seconds above 0")
 
 
 def _check_filter(topic_filter: str) -> None:

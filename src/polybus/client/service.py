@@ -218,9 +218,12 @@ class Service:
         assert task is not None
         try:
             answer = await (self._handler(job.message) if result is None else result)  # type: ignore[misc]
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if not job.is_canceled:
-                raise
+                if task.cancelling():
+                    raise
+                # Nobody meant us: something that the handler waited for was canceled.
+                self._failed(job, RuntimeError(str(error) or "what the service waited for was canceled"))
         except Exception as error:
             self._failed(job, error)
         else:
