@@ -17,8 +17,7 @@ from tests.fleet.bus import running_bus
 BUS = """
 [server]
 event_file = "events.jsonl"
-[store]
-folder = "store"
+data_dir = "store"
 [[stream]]
 name = "fleet"
 filters = ["fleet/#"]

@@ -16,6 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from polybus.pipeline.sources.mqtt import receiver
 from polybus.pipeline.sources.mqtt import source as mqtt_source
 from polybus.pipeline.sources.mqtt.receiver import ReceiverFailed
 from polybus.pipeline.sources.mqtt.schema import ARROW_SCHEMA
@@ -279,8 +280,10 @@ def _is_connected(reader: MqttStreamReader) -> bool:
 # --- the spool and Spark --------------------------------------------------------------------------
 
 
-def test_a_full_spool_stops_acknowledging_and_goes_on(tmp_path: Path) -> None:
-    """Far more than fits goes through, and Spark's `commit` never comes: asking for more is enough."""
+def test_a_full_spool_stops_acknowledging_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more than fits goes through, and Spark's `commit` never comes: asking for more is enough. The last
+    group before it was full may be as large as what waits in memory."""
+    monkeypatch.setattr(receiver, "MAX_WAITING_BYTES", 200_000)
     sent = [b"%01000d" % n for n in range(1500)]
     with running_mosquitto(tmp_path / "broker") as mosquitto, publishing(mosquitto.port) as publisher:
         options = options_of(mosquitto.url, tmp_path / "spool", "t", spoolLimit="200k", receiveMaximum=50)
