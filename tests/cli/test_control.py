@@ -89,6 +89,17 @@ def test_every_other_end_is_an_error(status: str) -> None:
         ask(answering(status, b"a limit is a whole number"))
 
 
+def test_an_end_without_a_text_says_how_it_ended() -> None:
+    with pytest.raises(RequestFailed, match=r"request to '\$memoryLimit': \S"):
+        ask(answering("canceled", b""))
+
+
+def test_an_answer_to_someone_elses_request_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "ANSWER_WITHIN_S", 0.05)
+    with pytest.raises(RequestTimeout):
+        ask(answering("answered", json.dumps(STORAGE).encode(), correlation_data=b"another's"))
+
+
 def test_what_someone_else_wrote_cannot_steer_the_terminal() -> None:
     assert printable("a limit\x1b[2J is\u202e a number") == "a limit[2J is a number"
 

@@ -169,10 +169,12 @@ class Calls:
             return None if is_ours else Unclaimed(0, answer_message(publish, publish.topic))
         self.remove(call)
         topic = call.message.topic
-        kind = ENDS.get(dict(publish.properties.user_properties).get(STATUS, ""))
+        status = dict(publish.properties.user_properties).get(STATUS, "")
+        kind = ENDS.get(status)
         if kind is None:
             return Completed(call.token, answer_message(publish, topic))
-        return Failed(call.token, kind(topic, publish.payload.decode(errors="replace")))
+        reason = publish.payload.decode(errors="replace") or f"it ended as {status}"
+        return Failed(call.token, kind(topic, reason))
 
     def acknowledged(self, call: Call, packet: PubAck, refusal: ClientError | None) -> Failed | None:
         """The broker has taken a request: that is not its end, unless it refused it."""
