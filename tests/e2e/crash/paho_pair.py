@@ -68,12 +68,15 @@ class PahoPair:
         self._publisher.loop_start()
 
     def publish(self, stream: Stream) -> None:
-        """Unless enough is under way."""
+        """Unless enough is under way.
+
+        paho calls on_publish while it holds the lock that its publish() wants, so ours is not held meanwhile.
+        """
+        if len(self._unacknowledged) >= WINDOW:
+            return
+        number = self.world.books.send(stream.name)
+        mid = self._publisher.publish(stream.name, payload_of(stream.name, number), stream.qos).mid
         with self._lock:
-            if len(self._unacknowledged) >= WINDOW:
-                return
-            number = self.world.books.send(stream.name)
-            mid = self._publisher.publish(stream.name, payload_of(stream.name, number), stream.qos).mid
             self._unacknowledged[mid] = stream.name, number
             if mid in self._acknowledged:
                 self._note(mid)
