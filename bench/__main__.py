@@ -70,10 +70,7 @@ def main(
     except (BrokerError, LoadgenError) as error:
         console.print(f"[red]{error}")
         raise typer.Exit(1) from None
-    for grid in report.grids():
-        console.print(grid.rich())
-    for note in [*report.remarks(), *report.notes()]:
-        console.print(f"[yellow]{note}")
+    report.show(console)
     page = report.save(RESULTS, time.strftime("%Y%m%d-%H%M%S"))
     if json is not None:
         json.write_text(report.json())

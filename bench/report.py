@@ -1,19 +1,13 @@
-"""Rows of results, as a table on the terminal, in Markdown and in JSON."""
+"""Rows of results: one figure for every contender, and what becomes of it on the page."""
 
-import json
-import os
-import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-from rich.table import Table
 
 from bench.loadgen import Sample
+from bench.page import NOTHING, Grid, Page, short, title_of
 from bench.scenarios import Metric
 
-NOTHING = "–"
 GENERATOR_BOUND = 0.9
 """From this share of a core on, a rate may be the generator's and not the broker's: a lower bound."""
 BUSY_MACHINE = 0.05
@@ -67,13 +61,17 @@ class Row:
 
 
 @dataclass
-class Report:
+class Report(Page):
     contenders: Sequence[str]
     versions: dict[str, str]
     rows: list[Row] = field(default_factory=list)
     idle_rows: list[Row] = field(default_factory=list)
     ceilings: list[tuple[str, str, float]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return title_of(self.versions)
 
     def notes(self) -> list[str]:
         return [*self.failures, *(fault for row in [*self.rows, *self.idle_rows] for fault in row.faults())]
@@ -90,7 +88,6 @@ class Report:
         return statistics.median(shares) if shares else 0.0
 
     def remarks(self) -> list[str]:
-        """What a reader should know, without being a fault of a broker."""
         share = self.waiting_share()
         if share < BUSY_MACHINE:
             return []
@@ -99,7 +96,7 @@ class Report:
             "Rates and latencies are off; rely on CPU per delivery, or run again."
         ]
 
-    def grids(self) -> list["Grid"]:
+    def grids(self) -> list[Grid]:
         grids = []
         if self.rows:
             grids.append(main_grid(self.rows, self.contenders))
@@ -110,17 +107,7 @@ class Report:
             grids.append(Grid("The generator alone", ["sink", "what", "msg/s"], cells))
         return grids
 
-    def markdown(self) -> str:
-        title = " and ".join(f"{name} {version}".strip() for name, version in self.versions.items())
-        parts = [
-            f"# {title}",
-            f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        ]
-        parts += [grid.markdown() for grid in self.grids()]
-        parts += [f"- {note}" for note in [*self.remarks(), *self.notes()]]
-        return "\n\n".join(parts) + "\n"
-
-    def json(self) -> str:
+    def figures(self) -> Mapping[str, object]:
         rows = [
             {
                 "name": row.name,
@@ -133,43 +120,12 @@ class Report:
             }
             for row in [*self.rows, *self.idle_rows]
         ]
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        whole = {
+        return {
             "versions": self.versions,
-            "machine": machine,
             "rows": rows,
             "sink": [{"name": name, "rate": rate} for name, _, rate in self.ceilings],
             "waiting_share": self.waiting_share(),
-            "notes": self.notes(),
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False)
-
-    def save(self, folder: Path, stem: str) -> Path:
-        folder.mkdir(exist_ok=True)
-        (folder / f"{stem}.json").write_text(self.json())
-        page = folder / f"{stem}.md"
-        page.write_text(self.markdown())
-        return page
-
-
-@dataclass(frozen=True)
-class Grid:
-    title: str
-    columns: list[str]
-    cells: list[list[str]]
-
-    def rich(self) -> Table:
-        table = Table(title=self.title, title_justify="left", pad_edge=False)
-        for index, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
-        for line in self.cells:
-            table.add_row(*(colour(cell) for cell in line))
-        return table
-
-    def markdown(self) -> str:
-        rule = ["---", *["---:" for _ in self.columns[1:]]]
-        lines = [self.columns, rule, *self.cells]
-        return f"## {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main_grid(rows: Sequence[Row], contenders: Sequence[str]) -> Grid:
@@ -221,18 +177,6 @@ def figure(row: Row, label: str) -> str:
     return f"{'≥ ' if row.is_lower_bound(label) else ''}{short(median)}{spread}"
 
 
-def short(value: float) -> str:
-    """1234567 → 1.23 M, 12345 → 12.3 k, 123.4 → 123."""
-    for factor, letter in ((1e6, " M"), (1e3, " k")):
-        if abs(value) >= factor:
-            return (
-                f"{value / factor:.3g}{letter}"
-                if abs(value) < 100 * factor
-                else f"{value / factor:.0f}{letter}"
-            )
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-
-
 def cpu_us(samples: Sequence[Sample]) -> str:
     """The broker's CPU microseconds per delivery: the same as seconds per million."""
     used = [sample["watched_cpu_s"] / sample["count"] * 1e6 for sample in samples if sample.get("count")]
@@ -261,7 +205,3 @@ def times(row: Row, base: str, candidate: str) -> str:
         return NOTHING
     bounds = {(False, False): "", (False, True): "≥ ", (True, False): "≤ ", (True, True): "~ "}
     return f"{bounds[row.is_lower_bound(base), row.is_lower_bound(candidate)]}{ratio:.2f}×"
-
-
-def colour(cell: str) -> str:
-    return {"met": "[green]met", "NOT MET": "[red]NOT MET", "unclear": "[yellow]unclear"}.get(cell, cell)

@@ -58,10 +58,7 @@ def main(
         console.print(f"[red]{error}")
         raise typer.Exit(1) from None
     report = Report(brokers.version("polybus"), results)
-    for grid in report.grids():
-        console.print(grid.rich())
-    for note in report.notes():
-        console.print(f"[yellow]{note}")
+    report.show(console)
     page = report.save(RESULTS, time.strftime("%Y%m%d-%H%M%S-clients"))
     if json is not None:
         json.write_text(report.json())

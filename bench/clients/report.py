@@ -1,17 +1,12 @@
-"""The tables and the verdicts, for the terminal, in Markdown and in JSON."""
+"""What was found of the client libraries: tables and verdicts."""
 
-import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from bench.clients.measure import CPP, LIBMOSQUITTO, LIBRARIES, PAHO, PUBLISHERS, PYTHON, Results, median
 from bench.loadgen import Sample
-from bench.report import NOTHING, Grid, short
+from bench.page import NOTHING, Grid, Page, Verdict, short
 from bench.requests import document
-from bench.requests.report import Verdict
 
 REQUEST_AIMS = {PYTHON: 15_000.0, CPP: 50_000.0}
 PUBLISH_AIM = 200_000.0
@@ -19,9 +14,13 @@ RIVALS = {PYTHON: PAHO, CPP: LIBMOSQUITTO}
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Page):
     version: str
     results: Results
+
+    @property
+    def title(self) -> str:
+        return f"Client libraries, Polybus {self.version}"
 
     def grids(self) -> list[Grid]:
         found = self.results
@@ -34,7 +33,6 @@ class Report:
             grids.append(rates_grid(found.rates))
         if found.pairs:
             grids.append(pairs_grid(found.pairs))
-        grids.append(Grid("Aims", ["aim", "found", ""], [verdict.cells() for verdict in verdicts(found)]))
         return grids
 
     def notes(self) -> list[str]:
@@ -48,21 +46,11 @@ class Report:
                     notes.append(f"{label}, {client}: {failures:,.0f} requests had no answer")
         return notes
 
-    def save(self, folder: Path, name: str) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        page = folder / f"{name}.md"
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
-        parts = [f"# Client libraries, Polybus {self.version}", machine]
-        parts += [grid.markdown() for grid in self.grids()]
-        parts += [f"- {note}" for note in self.notes()]
-        page.write_text("\n\n".join(parts) + "\n")
-        page.with_suffix(".json").write_text(self.json())
-        return page
+    def verdicts(self) -> list[Verdict]:
+        return verdicts(self.results)
 
-    def json(self) -> str:
-        judged = [asdict(verdict) for verdict in verdicts(self.results)]
-        whole = {"version": self.version, **asdict(self.results), "verdicts": judged}
-        return json.dumps(whole, indent=1, ensure_ascii=False)
+    def figures(self) -> Mapping[str, object]:
+        return {"version": self.version, **asdict(self.results)}
 
 
 def published_grid(found: Mapping[str, Sequence[Sample]]) -> Grid:

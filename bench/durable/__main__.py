@@ -63,10 +63,7 @@ def main(
         console.print(f"[red]{error}")
         raise typer.Exit(1) from None
     report = Report(versions, results)
-    for grid in report.grids():
-        console.print(grid.rich())
-    for note in [*report.remarks(), *report.notes()]:
-        console.print(f"[yellow]{note}", highlight=False)
+    report.show(console)
     page = report.save(RESULTS, time.strftime("%Y%m%d-%H%M%S-durable"))
     if json is not None:
         json.write_text(report.json())

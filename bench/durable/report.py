@@ -1,18 +1,14 @@
-"""The tables and the verdicts, for the terminal, in Markdown and in JSON."""
+"""What was found of durable state: tables and verdicts."""
 
-import json
-import os
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.durable.contenders import MEANINGS
 from bench.durable.measure import ALIKE, LATENCY_RATE, WINDOW, Results
 from bench.loadgen import Sample
-from bench.report import BUSY_MACHINE, GENERATOR_BOUND, NOTHING, Grid, busy, cpu_us, generator_share, short
-from bench.requests.report import Verdict, milliseconds
+from bench.page import NOTHING, Grid, Page, Verdict, milliseconds, short, title_of
+from bench.report import BUSY_MACHINE, GENERATOR_BOUND, busy, cpu_us, generator_share
 
 BASE, MEMORY, DEFAULT = "mosquitto", "memory", "normal"
 RATIO_AIM = 1.5
@@ -23,9 +19,13 @@ DEFAULT_RESTART = "normal, kill -9"
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Page):
     versions: Mapping[str, str]
     results: Results
+
+    @property
+    def title(self) -> str:
+        return f"Durable state: {title_of(self.versions)}"
 
     def grids(self) -> list[Grid]:
         found = self.results
@@ -37,11 +37,12 @@ class Report:
         if found.streams:
             cells = [[what, short(rate)] for what, rate in found.streams.items()]
             grids.append(Grid("Streams, one process alone", ["what", "records/s"], cells))
-        grids.append(Grid("Aims", ["aim", "found", ""], [verdict.cells() for verdict in verdicts(found)]))
         return grids
 
+    def verdicts(self) -> list[Verdict]:
+        return [judge(self.results) for judge in (throughput_verdict, latency_verdict, restart_verdict)]
+
     def notes(self) -> list[str]:
-        """What must not be: such figures are not to be trusted."""
         notes = list(self.results.failures)
         for label, sample in self.results.samples():
             faults = [key for key in ("missing", "disordered", "unacknowledged") if sample.get(key, 0)]
@@ -66,45 +67,16 @@ class Report:
         samples = [sample for _, sample in self.results.samples() if "watched_wait_s" in sample]
         return statistics.median(s["watched_wait_s"] / s["seconds"] for s in samples) if samples else 0.0
 
-    def markdown(self) -> str:
-        title = " and ".join(f"{name} {version}".strip() for name, version in self.versions.items())
-        parts = [
-            f"# Durable state: {title}",
-            f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-            *(grid.markdown() for grid in self.grids()),
-            *(f"- {note}" for note in [*self.remarks(), *self.notes()]),
-        ]
-        return "\n\n".join(parts) + "\n"
-
-    def json(self) -> str:
+    def figures(self) -> Mapping[str, object]:
         found = self.results
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        whole = {
-            "versions": dict(self.versions),
-            "machine": machine,
+        return {
+            "versions": self.versions,
             "throughput": found.throughput,
             "latency": found.latency,
             "restarts": found.restarts,
             "streams": found.streams,
-            "verdicts": [
-                {"aim": verdict.aim, "found": verdict.found, "is_met": verdict.is_met}
-                for verdict in verdicts(found)
-            ],
             "waiting_share": self.waiting_share(),
-            "notes": [*self.remarks(), *self.notes()],
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False)
-
-    def save(self, folder: Path, stem: str) -> Path:
-        folder.mkdir(exist_ok=True)
-        (folder / f"{stem}.json").write_text(self.json())
-        page = folder / f"{stem}.md"
-        page.write_text(self.markdown())
-        return page
-
-
-def verdicts(found: Results) -> list[Verdict]:
-    return [throughput_verdict(found), latency_verdict(found), restart_verdict(found)]
 
 
 def throughput_verdict(found: Results) -> Verdict:

@@ -1,15 +1,12 @@
-"""The tables and the verdicts, for the terminal, in Markdown and in JSON."""
+"""What was found of requests: tables and verdicts."""
 
-import json
-import os
-import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.loadgen import Sample
-from bench.report import BUSY_MACHINE, GENERATOR_BOUND, NOTHING, Grid, short
+from bench.page import NOTHING, Grid, Page, Verdict, milliseconds, short
+from bench.report import BUSY_MACHINE, GENERATOR_BOUND
 from bench.requests import document
 from bench.requests.measure import BYTES_FROM_RATE, PAIR_RATE, Results, is_sustained, unanswered
 
@@ -21,22 +18,14 @@ STORM_LIMIT = 2.0
 
 
 @dataclass(frozen=True)
-class Verdict:
-    aim: str
-    found: str
-    is_met: bool | None
-    """None when it was not measured."""
-
-    def cells(self) -> list[str]:
-        word = {True: "met", False: "NOT MET", None: NOTHING}[self.is_met]
-        return [self.aim, self.found, word]
-
-
-@dataclass(frozen=True)
-class Report:
+class Report(Page):
     version: str
     modes: Sequence[str]
     results: Results
+
+    @property
+    def title(self) -> str:
+        return f"TBus requests, Polybus {self.version}"
 
     def grids(self) -> list[Grid]:
         found = self.results
@@ -51,11 +40,19 @@ class Report:
             grids.append(storm_grid(found))
         if found.ceilings:
             grids.append(ceiling_grid(found))
-        grids.append(Grid("Aims", ["aim", "found", ""], [verdict.cells() for verdict in verdicts(found)]))
         return grids
 
+    def verdicts(self) -> list[Verdict]:
+        found = self.results
+        return [
+            p50_verdict(found),
+            pairs_verdict(found),
+            bytes_verdict(found, "stream bytes", stream_bytes),
+            bytes_verdict(found, f"with {document.SEGMENT_OVERHEAD_BYTES} B a segment", wire_bytes),
+            storm_verdict(found),
+        ]
+
     def notes(self) -> list[str]:
-        """What must not be: such figures are not to be trusted."""
         notes = list(self.results.failures)
         for label, sample in self.results.samples():
             for key, meaning in (
@@ -87,21 +84,10 @@ class Report:
         shares = [sample["watched_wait_s"] / sample["traffic_s"] for _, sample in self.results.samples()]
         return statistics.median(shares) if shares else 0.0
 
-    def markdown(self) -> str:
-        parts = [
-            f"# TBus requests, Polybus {self.version}",
-            f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-            *(grid.markdown() for grid in self.grids()),
-            *(f"- {note}" for note in [*self.remarks(), *self.notes()]),
-        ]
-        return "\n\n".join(parts) + "\n"
-
-    def json(self) -> str:
+    def figures(self) -> Mapping[str, object]:
         found = self.results
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        whole = {
+        return {
             "version": self.version,
-            "machine": machine,
             "rates": found.rates,
             "rate_runs": [
                 {"rate": rate, "mode": mode, "sample": sample} for rate, mode, sample in found.rate_runs
@@ -110,31 +96,8 @@ class Report:
             "storms": found.storms,
             "storms_at_a_bystander": found.controls,
             "ceilings": {f"{mode} {window}": sample for (mode, window), sample in found.ceilings.items()},
-            "verdicts": [
-                {"aim": verdict.aim, "found": verdict.found, "is_met": verdict.is_met}
-                for verdict in verdicts(found)
-            ],
             "waiting_share": self.waiting_share(),
-            "notes": [*self.remarks(), *self.notes()],
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False)
-
-    def save(self, folder: Path, stem: str) -> Path:
-        folder.mkdir(exist_ok=True)
-        (folder / f"{stem}.json").write_text(self.json())
-        page = folder / f"{stem}.md"
-        page.write_text(self.markdown())
-        return page
-
-
-def verdicts(found: Results) -> list[Verdict]:
-    return [
-        p50_verdict(found),
-        pairs_verdict(found),
-        bytes_verdict(found, "stream bytes", stream_bytes),
-        bytes_verdict(found, f"with {document.SEGMENT_OVERHEAD_BYTES} B a segment", wire_bytes),
-        storm_verdict(found),
-    ]
 
 
 def p50_verdict(found: Results) -> Verdict:
@@ -347,10 +310,6 @@ def per_message(sample: Sample, way_out: str, way_in: str) -> float:
         for side in ("requester", "service")
         for way, key in (("out", way_out), ("in", way_in))
     )
-
-
-def milliseconds(microseconds: float) -> str:
-    return f"{microseconds / 1000:.2f}" if microseconds < 100_000 else f"{microseconds / 1000:.0f}"
 
 
 def middle(samples: Sequence[Sample], key: str) -> str:
