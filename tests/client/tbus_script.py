@@ -1,30 +1,40 @@
-"""A scripted broker for `TbusCore`: says what must come, answers, and keeps what the core reports."""
+"""A scripted broker for `TbusCore`."""
 
 from typing import Any, Self
 
-from polybus.client.events import Accepted, CoreEvent, Ended
+from polybus.client.events import CoreEvent
 from polybus.client.message import Message, SubscribeOptions
 from polybus.client.tbus_core import TbusCore
 from polybus.client.tbus_settings import TbusSettings
 from polybus.wire.tbus.codec import decode, encode, frames, next_frame
 from polybus.wire.tbus.packets import Bulk, ConnAck, Connect, Packet, Publish
+from tests.client.scripted_broker import MAX_SIZE, ScriptedBroker
 
-MAX_SIZE = 268_435_460
 
-
-class TbusScript:
-    """`bytewise` feeds every answer byte by byte, as a network may."""
+class TbusScript(ScriptedBroker[Packet]):
+    core: TbusCore
 
     def __init__(self, *, bytewise: bool = False, **settings: Any) -> None:
+        super().__init__(bytewise=bytewise)
         self.core = TbusCore(TbusSettings(**{"client_id": "c", **settings}))
-        self.now = 100.0
-        self.bytewise = bytewise
-        self.events: list[CoreEvent] = []
-        self.last: Packet | None = None
         self.bulks = 0
-        self._sent: list[Packet] = []
 
-    # --- the client acts ---
+    def encoded(self, packet: Packet) -> bytes:
+        return encode(packet)
+
+    def frames(self, data: bytes) -> tuple[list[Packet], int]:
+        packets: list[Packet] = []
+        pos = 0
+        while (frame := next_frame(data, pos, MAX_SIZE)) is not None:
+            first_byte, start, pos = frame
+            packet = decode(first_byte, data[start:pos])
+            if isinstance(packet, Bulk):
+                self.bulks += 1
+                body = packet.body
+                packets += [decode(first, body[begin:stop]) for first, begin, stop in frames(body)]
+            else:
+                packets.append(packet)
+        return packets, pos
 
     def connect(self, ack: ConnAck | None = None) -> Self:
         """The whole handshake."""
@@ -32,10 +42,9 @@ class TbusScript:
         return self.expect(Connect).reply(ack or ConnAck())
 
     def lose(self) -> Self:
-        """The connection is gone, with what was on its way."""
-        self.core.take_output(now=self.now)
+        """What was on its way is gone too."""
+        super().lose()
         self._sent.clear()
-        self.core.connection_lost()
         return self
 
     def publish(self, topic: str, payload: bytes = b"x", wait_s: int = 0, *, priority: bool = False) -> int:
@@ -59,66 +68,11 @@ class TbusScript:
         """True if it had not been sent."""
         return self.core.abandon(token, now=self.now)
 
-    # --- the broker acts ---
-
-    def expect(self, kind: type[Packet], **fields: object) -> Self:
-        """The client's next packet is of this kind and has these fields."""
-        self._collect()
-        assert self._sent, f"expected {kind.__name__}, but nothing was sent"
-        self.last = self._sent.pop(0)
-        assert isinstance(self.last, kind), f"expected {kind.__name__}, got {self.last}"
-        for name, value in fields.items():
-            assert getattr(self.last, name) == value, f"{name} of {self.last}"
-        return self
-
     def expect_request(self, **fields: object) -> Publish:
         self.expect(Publish, is_request=True, **fields)
         assert isinstance(self.last, Publish)
         return self.last
 
-    def expect_nothing(self) -> Self:
-        self._collect()
-        assert self._sent == []
-        return self
-
-    def reply(self, *packets: Packet) -> Self:
-        return self.reply_bytes(b"".join(map(encode, packets)))
-
-    def reply_bytes(self, data: bytes) -> Self:
-        parts = [data[index : index + 1] for index in range(len(data))] if self.bytewise else [data]
-        for part in parts:
-            self.events.extend(self.core.receive(part, now=self.now))
-        return self
-
-    def wait(self, seconds: float) -> Self:
-        self.now += seconds
-        self.events.extend(self.core.tick(now=self.now))
-        return self
-
-    # --- what the core reported ---
-
     def take(self) -> list[CoreEvent]:
         taken, self.events = self.events, []
         return taken
-
-    @property
-    def accepted(self) -> Accepted:
-        return next(event for event in reversed(self.events) if isinstance(event, Accepted))
-
-    @property
-    def ended(self) -> Ended:
-        assert isinstance(self.events[-1], Ended), self.events
-        return self.events[-1]
-
-    def _collect(self) -> None:
-        data, pos = self.core.take_output(now=self.now), 0
-        while (frame := next_frame(data, pos, MAX_SIZE)) is not None:
-            first_byte, start, pos = frame
-            packet = decode(first_byte, data[start:pos])
-            if isinstance(packet, Bulk):
-                self.bulks += 1
-                body = packet.body
-                self._sent += [decode(first, body[begin:stop]) for first, begin, stop in frames(body)]
-            else:
-                self._sent.append(packet)
-        assert pos == len(data), "the client sent half a packet"
