@@ -47,12 +47,15 @@ def test_what_newer_trucks_say_more_is_no_error():
         (changed(lat="north"), Reason.WRONG_SCHEMA, "$.lat"),
         (changed(lat=91), Reason.WRONG_SCHEMA, "$.lat"),
         (changed(at="now"), Reason.WRONG_SCHEMA, "$.at"),
-        (changed(v=2), Reason.UNKNOWN_VERSION, "version 2; 1 is known"),
-        (b'{"v":2}', Reason.UNKNOWN_VERSION, "version 2; 1 is known"),
+        (changed(v=2), Reason.UNKNOWN_VERSION, "1 is known, not version 2"),
+        (b'{"v":2}', Reason.UNKNOWN_VERSION, "1 is known, not version 2"),
         (changed(truck="t2"), Reason.WRONG_TRUCK, "'t2'"),
         (changed(at=NOW_MS + YEAR_MS + 1000), Reason.CLOCK_OFF, "366 days ahead"),
         (changed(at=0), Reason.CLOCK_OFF, "behind"),
         (changed(at=2**63 - 1), Reason.CLOCK_OFF, "ahead"),
+        (changed(at=0).replace(b'"at":0', b'"at":' + b"9" * 400), Reason.CLOCK_OFF, "1157407407"),
+        (changed(v=0).replace(b'"v":0', b'"v":' + b"9" * 400), Reason.UNKNOWN_VERSION, "1 is known"),
+        (b'{"moon":' + b"[" * 900, Reason.NOT_JSON, "truncated"),
     ],
 )
 def test_what_cannot_be_taken_says_why(payload, reason, detail):
@@ -75,6 +78,12 @@ def test_every_damage_of_the_simulator_is_found():
         for _, damage in DAMAGES
     }
     assert len(reasons) == len(DAMAGES)
+
+
+@pytest.mark.parametrize("payload", [b'{"moon":' + b"[" * 5000, b"\x81\xa4moon" + b"\x91" * 5000])
+def test_what_is_nested_too_deep_is_a_fault_of_the_message_alone(payload):
+    rejected = decode_message(TOPIC, payload, NOW_MS, Limits())
+    assert rejected == (Reason.WRONG_SCHEMA, "lists or objects within each other, too deep to be read")
 
 
 @given(st.sampled_from(sorted(KINDS)), st.binary(max_size=200))

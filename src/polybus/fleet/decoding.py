@@ -48,6 +48,7 @@ _MSGPACK: Final[Mapping[str, msgspec.msgpack.Decoder[Record]]] = {
     kind: msgspec.msgpack.Decoder(struct) for kind, struct in KINDS.items()
 }
 _MAX_DETAIL: Final = 200
+DAY_MS: Final = 86_400_000
 
 
 def split_topic(topic: str) -> tuple[str, str] | None:
@@ -76,10 +77,10 @@ def decode_message(topic: str, payload: bytes, received_ms: int, limits: Limits)
         return Rejected(
             Reason.WRONG_TRUCK, f"the record is of {record.truck[:50]!r}, the topic of {truck[:50]!r}"
         )
-    error_s = (record.at - received_ms) / 1000
-    if abs(error_s) > limits.max_clock_error_s:
-        side = "ahead of" if error_s > 0 else "behind"
-        return Rejected(Reason.CLOCK_OFF, f"{abs(error_s) / 86_400:.0f} days {side} the broker's")
+    error_ms = record.at - received_ms  # whole numbers: a float does not hold every one that JSON has
+    if abs(error_ms) > limits.max_clock_error_s * 1000:
+        side = "ahead of" if error_ms > 0 else "behind"
+        return Rejected(Reason.CLOCK_OFF, _shortened(f"{abs(error_ms) // DAY_MS} days {side} the broker's"))
     return record
 
 
@@ -95,7 +96,9 @@ def _decode(kind: str, payload: bytes) -> Record | Rejected:
     except msgspec.ValidationError as error:
         return _wrong_schema(head, payload, error)
     except msgspec.DecodeError as error:
-        return Rejected(Reason.NOT_MSGPACK if is_msgpack else Reason.NOT_JSON, str(error)[:_MAX_DETAIL])
+        return Rejected(Reason.NOT_MSGPACK if is_msgpack else Reason.NOT_JSON, _shortened(str(error)))
+    except RecursionError:
+        return Rejected(Reason.WRONG_SCHEMA, "lists or objects within each other, too deep to be read")
     except UnicodeDecodeError as error:
         return Rejected(Reason.NOT_UTF8, f"{error.reason} at byte {error.start}")
     if record.v != VERSION:
@@ -111,14 +114,16 @@ def _wrong_schema(
     """Of another version the fields may well be others."""
     try:
         version = head.decode(payload).v
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         version = VERSION
-    return (
-        Rejected(Reason.WRONG_SCHEMA, str(error)[:_MAX_DETAIL])
-        if version == VERSION
-        else _unknown_version(version)
-    )
+    if version != VERSION:
+        return _unknown_version(version)
+    return Rejected(Reason.WRONG_SCHEMA, _shortened(str(error)))
 
 
 def _unknown_version(version: int) -> Rejected:
-    return Rejected(Reason.UNKNOWN_VERSION, f"version {version}; {VERSION} is known")
+    return Rejected(Reason.UNKNOWN_VERSION, _shortened(f"{VERSION} is known, not version {version}"))
+
+
+def _shortened(detail: str) -> str:
+    return detail if len(detail) <= _MAX_DETAIL else f"{detail[:_MAX_DETAIL]}…"

@@ -1,7 +1,10 @@
+import json
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual
 
 from polybus.fleet.decoding import Limits, Reason
@@ -113,6 +116,33 @@ def test_bad_records_are_set_aside_with_their_reason(spark):
         bytes(row["head"]) == payload[:1000] for row, payload in zip(rows[:-1], bad.values(), strict=True)
     )
     assert found.columns == TABLES["rejected"].schema.names
+
+
+EXTREMES = st.one_of(
+    st.sampled_from(
+        [2**53, 2**63 - 1, 2**63, 2**64 - 1, -1, 1e308, "", "x" * 201, "\0", None, [], {}, [[1.0]]]
+    ),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
+@given(
+    st.sampled_from(
+        [
+            position(),
+            Tachograph(id="a", truck="t1", at=NOW_MS, driver="d", driven_s=1, rested_s=1, data=b""),
+            Update(id="a", truck="t1", at=NOW_MS, file="f", version="1", piece=0, pieces=1, data=b""),
+        ]
+    ),
+    st.data(),
+)
+def test_any_value_of_any_field_becomes_a_row(record, data):
+    fields = msgspec.to_builtins(record)
+    fields |= {data.draw(st.sampled_from(sorted(fields))): data.draw(EXTREMES)}
+    topic = f"fleet/t1/{type(record).__name__.lower()}"
+    rows = [(topic, json.dumps(fields).encode(), NOW_MS)]
+    assert len(fleet.decoded_rows(rows, LIMITS)) == 1
 
 
 def test_records_become_rows_of_their_kind(spark):

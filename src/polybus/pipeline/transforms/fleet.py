@@ -9,7 +9,7 @@ Every message gets one fate:
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -130,15 +130,18 @@ def late(records: DataFrame) -> DataFrame:
 
 
 def _decoder(limits: Limits) -> Callable[..., Column]:
-    arrow_type = to_arrow_type(DECODED, timezone="UTC")
-
     @F.arrow_udf(DECODED)  # type: ignore[attr-defined,untyped-decorator] # its stubs do not know it yet
     def decode_column(topic: pa.Array, payload: pa.Array, received_ms: pa.Array) -> pa.Array:
         """Runs on an executor, once for each batch of rows."""
         rows = zip(topic.to_pylist(), payload.to_pylist(), received_ms.to_pylist(), strict=True)
-        return pa.array([_row(*row, limits) for row in rows], arrow_type)
+        return decoded_rows(rows, limits)
 
     return decode_column  # type: ignore[no-any-return]
+
+
+def decoded_rows(rows: Iterable[tuple[str, bytes, int]], limits: Limits) -> pa.Array:
+    """Of topics, payloads and times. It takes any bytes: one that raised would stop all that come behind it."""
+    return pa.array([_row(*row, limits) for row in rows], to_arrow_type(DECODED, timezone="UTC"))
 
 
 def _row(topic: str, payload: bytes, received_ms: int, limits: Limits) -> tuple[Any, ...]:
