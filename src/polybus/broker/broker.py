@@ -547,7 +547,8 @@ class Broker:
         session.owner = client_id if owner is None else owner
         if was_kept or session.kept:
             # Who was told that the session is there, or gone, must not find it otherwise after a crash.
-            if not self.ledger.trouble:
+            # A neighbour is told nothing of the kind.
+            if not (self.ledger.trouble or session.is_neighbor):
                 self._commits.gate(link)
             self._commits.follow(link)
         if clean_start:

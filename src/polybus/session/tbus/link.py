@@ -344,7 +344,7 @@ class TbusLink(TbusReader):
 
     def flush(self) -> None:
         bulker = self._bulker
-        if bulker is not None and not self.blocked:
+        if bulker is not None and not (self.blocked or self.gated):
             self.outbox = bulker.pass_on(self.outbox, self.broker.now)
             if bulker.deadline is not None and not self._bulk_timer:
                 self._bulk_timer = self.broker.timers.schedule(bulker.deadline, _BulkDue(self))

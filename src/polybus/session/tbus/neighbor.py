@@ -224,6 +224,7 @@ class NeighborLink(TbusLink):
         is_tracked = packet.packet_id is not None and not packet.timeout_s
         self.broker.stats.crossed_in += 1
         if isinstance(packet, Crossing) and packet.retain == REPLAYED:
+            self.broker.drain()  # it may have come as a message just before
             if self.broker.retained.is_news(message):
                 self.broker.publish(route, message)
             return
