@@ -215,7 +215,7 @@ class Life(RuleBasedStateMachine):
         """What the broker gives up for lack of room."""
         broker = self.bus.broker
         ends = broker.requests.ends
-        discarded, lost, put = broker._discarded, ends._on_victim, ends.put
+        discarded, lost, put = broker.waiting.discarded, ends._on_victim, ends.put
 
         def on_discarded(message: Message, reason: str) -> None:
             self.mails[message.payload].was_discarded = True
@@ -239,7 +239,7 @@ class Life(RuleBasedStateMachine):
             self.cases[stored.request.serial].is_lost = not is_put
             return is_put
 
-        broker._discarded = on_discarded  # type: ignore[method-assign]
+        broker.waiting.discarded = on_discarded  # type: ignore[method-assign]
         ends._on_victim = on_lost
         ends.put = on_put  # type: ignore[method-assign]
 

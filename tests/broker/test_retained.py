@@ -226,7 +226,8 @@ def test_a_replay_ends_with_its_connection() -> None:
 
 def test_the_replayed_delivery() -> None:
     retained = Retained(Limits())
-    retained.store(Message("t", b"x", qos=2, retain=True))
+    message = Message("t", b"x", qos=2, retain=True)
+    retained.store(message)
     subscription = Subscription("t", None, 1, identifier=7)
     found = [d for d in retained.replay(subscription) if d is not None]
-    assert found == [Delivery(Message("t", b"x", qos=2, retain=True), 1, True, (7,))]
+    assert found == [Delivery(message, 1, True, (7,))]

@@ -64,7 +64,7 @@ class TestFile:
         assert sorted(image.subscriptions) == [(1, "a/ü", b"s"), (1, "b", b"t"), (2, "a/ü", b"u")]
         assert dict(image.pieces) == {3: b"piece", 4: b"\0\xff" * 100_000, 5: b"x"}
         assert list(image.queued) == [(7, 1, 3, 0, 1, 1, 0, 0, None)]
-        assert list(image.sent) == [(8, 1, 3, 0, 1, 2, 9, 4, '[true,[1,2],["group","a/ü"]]')]
+        assert list(image.sent) == [(8, 1, 3, 0, 1, 2, 9, 4, '[true,[1,2],["group","a/ü"],[]]')]
         assert list(image.retained) == [b"r"]
         assert list(image.stored) == [(1, b"m")]
         assert list(image.requests) == [(1 << 40, b"q")]

@@ -21,17 +21,20 @@ from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.links import EndCause, Link
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message, MessageProperties, Run
+from polybus.broker.neighbors import Neighborhood
 from polybus.broker.registry import Registry
 from polybus.broker.request import Request
 from polybus.broker.requests import Requests
 from polybus.broker.retained import Retained
 from polybus.broker.services import ServiceRule
-from polybus.broker.sessions import Session, Subscription, Will
+from polybus.broker.sessions import NEIGHBOR_MARK, Session, Subscription, Will
 from polybus.broker.shared import Choose
+from polybus.broker.stamps import Stamps
 from polybus.broker.stats import Stats
 from polybus.broker.storage import Kind, Storage, Stored
 from polybus.broker.subscriptions import DEFAULT_SERVICE, Plan, Route, Subscriptions
 from polybus.broker.timers import Timers
+from polybus.broker.waiting import Waiting
 from polybus.errors import UsageError
 
 log = logging.getLogger("polybus.broker")
@@ -86,15 +89,20 @@ class Broker:
         self.stats = Stats()
         self.timers = Timers()
         self.ledger = ledger or Ledger()
-        self.retained = Retained(self.limits, self.ledger)
+        self.stamps = Stamps()
+        self.retained = Retained(self.limits, self.ledger, self.stamps)
         self.subscriptions = Subscriptions(
             self.limits, shared_strategy, choose, service_rules, default_service, self.ledger
         )
         self.dispatcher = Dispatcher(
-            self.limits, self.stats, self.ledger, drop_oldest=drop_oldest, queue_qos0=queue_qos0
+            self.limits, self.stats, self.ledger, self.stamps, drop_oldest=drop_oldest, queue_qos0=queue_qos0
         )
         self.registry = Registry(self.limits, self.stats, self.timers, self.dispatcher, self.subscriptions)
         self.storage = Storage(self.limits.stored_messages, self.limits.stored_bytes, self._on_victim)
+        self.waiting = Waiting(
+            self.storage, self.dispatcher, self.timers, self.subscriptions, self._publish_again
+        )
+        self.mesh = self.waiting.mesh
         self.subscriptions.controls = StorageControl(self.storage).topics()
         self.requests = Requests(
             self.limits,
@@ -164,6 +172,7 @@ class Broker:
                 self._commit()
             if self.dispatcher.unfinished:
                 self.dispatcher.go_on()
+            self.mesh.tick()
             self._check_budget()
             self._flush()
         finally:
@@ -205,16 +214,42 @@ class Broker:
             if self._tells_messages:
                 _emit_each(events.MESSAGE_DELIVERED, item.messages())
             return
-        if item.retain and not self.retained.store(item):
-            if not self.stats.dropped_retained:
-                log.warning("limit of retained messages reached", extra={"fields": {"topic": item.topic}})
-            self.stats.dropped_retained += 1
+        if item.retain:
+            self._retain(plan, item)
         if item.waits and not plan.reaches(item.origin, item.qos):
-            self._store(item)
+            self.waiting.store(item, plan)
             return
         self.dispatcher.deliver(plan, item)
         if self._tells_messages:
             _emit_each(events.MESSAGE_DELIVERED, [item])
+
+    def _retain(self, plan: Plan, message: Message) -> None:
+        if not self.retained.store(message, self.now):
+            if not self.stats.dropped_retained:
+                log.warning("limit of retained messages reached", extra={"fields": {"topic": message.topic}})
+            self.stats.dropped_retained += 1
+        if self.mesh.sessions and message.origin and not message.origin.startswith(NEIGHBOR_MARK):
+            # Every broker has every retained message; those with subscribers get it by the plan.
+            wanted = {session for session, _ in plan.neighbors}
+            for session in self.mesh.sessions:
+                if session not in wanted and session.link is not None:
+                    self.dispatcher.cross(session, message, 0)
+
+    def _publish_again(self, plan: Plan, message: Message) -> None:
+        """What waited has found someone."""
+        (self._priority if message.priority else self._regular).append((plan, message))
+
+    def _on_victim(self, stored: Stored) -> None:
+        if stored.request is None:
+            self.waiting.victim(stored)
+        else:
+            self.timers.cancel(stored.handle)
+            self.stats.stored_discarded += 1
+            self.requests.victim(stored)
+
+    def join_mesh(self, mesh: Neighborhood) -> None:
+        """From now on this broker may have neighbours (TB-15)."""
+        self.mesh = self.waiting.mesh = mesh
 
     def _collect_wills(self) -> None:
         if self.registry.due_wills:
@@ -285,6 +320,7 @@ class Broker:
         """Once a second or so: what no client waits for."""
         self.now = self.dispatcher.now = now
         self.stats.dropped_expired += self.retained.expire(now)
+        self.mesh.housekeep(now)
 
     def reconfigure(
         self,
@@ -345,19 +381,30 @@ class Broker:
             self._control(route, message)
             return
         plan = route.plan or self.subscriptions.plan(route)
-        if plan.log is not None:
-            self._keep(plan.log, message)
+        if plan.log is not None and not message.origin.startswith(NEIGHBOR_MARK):
+            self._keep(plan.log, message)  # a stream has what was published at its own broker
         (self._priority if message.priority else self._regular).append((plan, message))
         self._grow(message.size_bytes())
 
     def request(
-        self, route: Route, message: Message, packet_id: int, timeout_s: float | None, *, may_wait: bool
+        self,
+        route: Route,
+        message: Message,
+        packet_id: int,
+        timeout_s: float | None,
+        *,
+        may_wait: bool,
+        owner: str | None = None,
     ) -> None:
-        """A request, whose requester is the message's origin. Raises `PacketIdInUse`."""
+        """A request, whose requester is the message's origin, or of the clients behind it `owner`. Raises
+        `PacketIdInUse`."""
         self.dispatcher.now = self.now
         route.messages += 1
         desk = route.desk or self.subscriptions.desk(route)
-        owner = self.registry.sessions[message.origin].owner
+        if owner is None:
+            owner = self.registry.sessions[message.origin].owner
+        else:
+            desk = desk.local()
         request = self.requests.accept(desk, message, owner, packet_id, timeout_s, may_wait=may_wait)
         if request is not None:
             if route.control is not None:
@@ -411,7 +458,7 @@ class Broker:
         self.stats.messages_received += run.count
         if self._tells_messages:
             _emit_each(events.MESSAGE_RECEIVED, run.messages())
-        if plan.log is not None:
+        if plan.log is not None and not run.origin.startswith(NEIGHBOR_MARK):
             self._keep(plan.log, run)
         self._regular.append((plan, run))
         self._grow(len(run.wire))
@@ -500,7 +547,8 @@ class Broker:
         session.owner = client_id if owner is None else owner
         if was_kept or session.kept:
             # Who was told that the session is there, or gone, must not find it otherwise after a crash.
-            if not self.ledger.trouble:
+            # A neighbour is told nothing of the kind.
+            if not (self.ledger.trouble or session.is_neighbor):
                 self._commits.gate(link)
             self._commits.follow(link)
         if clean_start:
@@ -513,7 +561,9 @@ class Broker:
         self.requests.session_is_ready(session)
         if self.storage.counts[Kind.MESSAGE]:
             for subscription in list(session.subscriptions.values()):
-                self._restore(subscription.path)
+                self.waiting.release(subscription.path)
+        if session.instances:
+            self.mesh.services_moved(session)
 
     def close(self, link: Link, *, publish_will: bool) -> None:
         session = link.session
@@ -524,6 +574,8 @@ class Broker:
             self.requests.session_left(session)
             for instance in instances:
                 self.requests.instance_left(instance)
+            if session.instances:
+                self.mesh.services_moved(session)
         self.stir()
 
     def subscribe(
@@ -543,10 +595,11 @@ class Broker:
             self.requests.instance_left(served)
         if subscription.group is None and (retain_handling == 0 or (retain_handling == 1 and is_new)):
             self.dispatcher.start_replay(session, topic_filter, self.retained.replay(subscription))
-        self._restore(subscription.path)
+        self.waiting.release(subscription.path)
         if subscription.serves and session.instances is not None:
             self.requests.instance_came(session.instances[topic_filter])
-        self.requests.tell_waiting(session)
+        if not session.is_neighbor:
+            self.requests.tell_waiting(session)
 
     def replay(self, session: Session, topic_filter: str, subscription: Subscription) -> None:
         """Subscribe to what a stream holds and to what follows. Raises UsageError."""
@@ -563,75 +616,6 @@ class Broker:
         if instance is not None:
             self.requests.instance_left(instance)
         return existed
-
-    # -- waiting for a subscriber ---------------------------------------------------------------------
-
-    def _store(self, message: Message) -> None:
-        stored = Stored(Kind.MESSAGE, message, None, message.size_bytes(), self.now)
-        if not self.storage.put(stored):
-            self._discarded(message, "there is no room to store it")
-            return
-        if self.ledger.is_durable:
-            stored.number = self.ledger.add_stored(message)
-        self._schedule_expiry(stored)
-        emit(events.MESSAGE_STORED, client_id=message.origin, topic=message.topic)
-
-    def _schedule_expiry(self, stored: Stored) -> None:
-        expires_at = stored.message.expires_at
-        if expires_at is not None:
-            stored.on_expiry = self._on_stored_expiry
-            stored.handle = self.timers.schedule(expires_at, stored)
-
-    def put_back(self, message: Message, number: int) -> None:
-        """A message that waited for a subscriber when the broker was stopped."""
-        stored = Stored(Kind.MESSAGE, message, None, message.size_bytes(), self.now)
-        stored.number = number
-        if self.storage.put(stored):
-            self._schedule_expiry(stored)
-        else:
-            self._stored_gone(stored)
-            self._discarded(message, "there is no room to store it")
-
-    def _stored_gone(self, stored: Stored) -> None:
-        if stored.number:
-            self.ledger.stored_gone(stored.number)
-
-    def _restore(self, path: str) -> None:
-        """Messages that waited for a subscription like this one are published."""
-        for stored in list(self.storage.matching(Kind.MESSAGE, path)):
-            message = stored.message
-            plan = self.subscriptions.plan(self.subscriptions.route_of(message.topic))
-            if not plan.reaches(message.origin, message.qos):
-                continue
-            self.storage.take(stored)
-            self.timers.cancel(stored.handle)
-            self._stored_gone(stored)
-            (self._priority if message.priority else self._regular).append((plan, message))
-            emit(
-                events.MESSAGE_RESTORED,
-                client_id=message.origin,
-                topic=message.topic,
-                duration_s=round(self.now - stored.since, 6),
-            )
-
-    def _on_stored_expiry(self, stored: Stored, now: float) -> None:
-        self.storage.take(stored)
-        self._stored_gone(stored)
-        self.stats.dropped_expired += 1
-        emit(events.MESSAGE_EXPIRED, client_id=stored.message.origin, topic=stored.message.topic)
-
-    def _on_victim(self, stored: Stored) -> None:
-        self.timers.cancel(stored.handle)
-        if stored.request is not None:
-            self.stats.stored_discarded += 1
-            self.requests.victim(stored)
-        else:
-            self._stored_gone(stored)
-            self._discarded(stored.message, "the storage is full")
-
-    def _discarded(self, message: Message, reason: str) -> None:
-        self.stats.stored_discarded += 1
-        emit(events.MESSAGE_DISCARDED, client_id=message.origin, topic=message.topic, reason=reason)
 
     def stop(self) -> None:
         """Tell every client that the broker is going down."""

@@ -16,7 +16,7 @@ from typing import Final
 from polybus.broker.flow import PIECE_COST, STEP_BYTES, Flow
 from polybus.broker.links import Encoding, Link
 from polybus.broker.message import Delivery, Message, Run
-from polybus.broker.sessions import Session
+from polybus.broker.sessions import NEIGHBOR_MARK, Session
 from polybus.broker.shared import SharedGroup
 from polybus.broker.subscriptions import Cohort, Plan
 
@@ -61,10 +61,36 @@ class Dispatcher(Flow):
             outbox.append(frame)
             link.messages_out += count
         if not plan.is_plain:
+            self._deliver_run_apart(plan, run)
+
+    def _deliver_run_apart(self, plan: Plan, run: Run) -> None:
+        """To everyone who does not just get the same bytes."""
+        if plan.rest or plan.selective:
             for message in run.messages():
                 for cohort in plan.rest:
                     self._deliver_to(cohort, message)
-                self._deliver_choosy(plan, message)
+                self._deliver_selective(plan, message)
+        if run.origin.startswith(NEIGHBOR_MARK):
+            return
+        if plan.groups:
+            for message in run.messages():
+                self._deliver_shares(plan, message)
+        elif plan.neighbors:
+            self._cross_run(plan, run)
+
+    def _cross_run(self, plan: Plan, run: Run) -> None:
+        frames: dict[Encoding, tuple[bytes, int]] = {}
+        for session, _ in plan.neighbors:
+            link = session.link
+            if link is None:
+                continue
+            frame, count = frames.get(link.encoding) or self._encode_run(link, run, frames)
+            self.stats.crossed_out += count
+            if link.blocked:
+                self._push_blocked(link, frame, count)
+            elif count:
+                self.push(link, frame)
+                link.messages_out += count
 
     def deliver_tracked_run(self, plan: Plan, run: Run) -> None:
         """A run of QoS 1 or QoS 2 messages."""
@@ -97,13 +123,46 @@ class Dispatcher(Flow):
             self._deliver_choosy(plan, message)
 
     def _deliver_choosy(self, plan: Plan, message: Message) -> None:
+        self._deliver_selective(plan, message)
+        # What came from a neighbour goes to no other, and to the shared groups that it names (TB-15).
+        if (plan.groups or plan.neighbors) and not message.origin.startswith(NEIGHBOR_MARK):
+            self._deliver_shares(plan, message)
+
+    def _deliver_selective(self, plan: Plan, message: Message) -> None:
         for selective in plan.selective:
             own = selective.client_id == message.origin
             cohort = selective.of_its_own if own else selective.of_others
             if cohort is not None:
                 self._deliver_to(cohort, message)
+
+    def _deliver_shares(self, plan: Plan, message: Message) -> None:
+        for session, (qos, shares) in self.crossings(plan, message).items():
+            self.cross(session, message, qos, shares)
+
+    def crossings(self, plan: Plan, message: Message) -> dict[Session, tuple[int, tuple[str, ...]]]:
+        """Which neighbours are to get it, at which QoS, and for whom (`Delivery.shares`). One member of each
+        shared group is chosen: those that are clients here get it."""
+        crossings: dict[Session, tuple[int, tuple[str, ...]]] = {s: (qos, ()) for s, qos in plan.neighbors}
         for group in plan.groups:
-            self.deliver_shared(group, message)
+            session = group.pick()
+            if session is None:
+                continue
+            subscription = group.members[session]
+            if not session.is_neighbor:
+                self._send_member(group, session, message)
+                continue
+            earlier = crossings.get(session)
+            qos, shares = (0, ()) if earlier is None else (earlier[0], earlier[1] or ("",))
+            crossings[session] = max(qos, subscription.qos), (*shares, group.filter)
+        return crossings
+
+    def cross(self, session: Session, message: Message, qos: int, shares: tuple[str, ...] = ()) -> None:
+        """To a neighbour: one copy, however many of its clients want it; tracked if one of them wants that."""
+        is_tracked = message.qos and qos
+        if is_tracked and not message.stamp:
+            message.stamp = self.stamps.give(self.now + self.ledger.offset)
+        self.stats.crossed_out += 1
+        self.send(session, Delivery(message, 1 if is_tracked else 0, False, (), None, 0, None, shares))
 
     def deliver_shared(
         self,
@@ -112,16 +171,23 @@ class Dispatcher(Flow):
         *,
         besides: Session | None = None,
         only_connected: bool = False,
+        only_local: bool = False,
     ) -> bool:
         """To one member of the group; False if there is none."""
-        session = group.pick(besides=besides)
+        session = group.pick(besides=besides, only_local=only_local)
         if session is None or (only_connected and session.link is None):
             return False
+        self._send_member(group, session, message)
+        return True
+
+    def _send_member(self, group: SharedGroup, session: Session, message: Message) -> None:
         subscription = group.members[session]
+        if session.is_neighbor:
+            self.cross(session, message, subscription.qos, (group.filter,))
+            return
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         retain = message.retain and subscription.retain_as_published
         self.send(session, Delivery(message, min(message.qos, subscription.qos), retain, identifiers, group))
-        return True
 
     def send(self, session: Session, delivery: Delivery) -> None:
         """To this session alone."""

@@ -73,6 +73,14 @@ ANSWER_NOT_DELIVERED: Final = Event("answer not delivered", logging.INFO)
 ANSWER_REJECTED: Final = Event("answer rejected", logging.WARNING)
 """Nobody asked for it, or not from this service."""
 
+NEIGHBOR_CONNECTED: Final = Event("neighbor connected", logging.INFO)
+NEIGHBOR_LOST: Final = Event("neighbor lost", logging.WARNING)
+NEIGHBOR_REFUSED: Final = Event("neighbor refused", logging.WARNING)
+"""By this broker, or this broker by it."""
+NEIGHBOR_UNREACHABLE: Final = Event("neighbor not reached", logging.WARNING)
+"""Told once; it is tried again and again."""
+NEIGHBOR_FORGOTTEN: Final = Event("neighbor forgotten", logging.WARNING)
+
 STORAGE_LIMIT_CHANGED: Final = Event("storage limit changed", logging.INFO)
 
 
@@ -84,8 +92,11 @@ def emit(event: Event, **fields: object) -> None:
 
 
 def _cut(value: object) -> object:
-    """What a peer wrote may be long; an event is not."""
-    return f"{value[:MAX_CHARACTERS]}…" if isinstance(value, str) and len(value) > MAX_CHARACTERS else value
+    """What a peer wrote may be long; an event is not. A neighbour's id has a mark that is none of its name."""
+    if not isinstance(value, str):
+        return value
+    value = value.removeprefix("\0")
+    return f"{value[:MAX_CHARACTERS]}…" if len(value) > MAX_CHARACTERS else value
 
 
 def are_wanted(event: Event) -> bool:

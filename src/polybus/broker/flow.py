@@ -16,7 +16,8 @@ from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.links import Link
 from polybus.broker.message import Delivery, DeliveryRun, Message, Run
-from polybus.broker.sessions import MAX_PACKET_ID, Queue, Session
+from polybus.broker.sessions import MAX_PACKET_ID, NEIGHBOR_MARK, Queue, Session
+from polybus.broker.stamps import Stamps
 from polybus.broker.stats import Stats
 
 log = logging.getLogger("polybus.broker")
@@ -35,6 +36,7 @@ class Flow:
         limits: Limits,
         stats: Stats,
         ledger: Ledger | None = None,
+        stamps: Stamps | None = None,
         *,
         drop_oldest: bool,
         queue_qos0: bool,
@@ -42,6 +44,7 @@ class Flow:
         self.limits = limits
         self.stats = stats
         self.ledger = ledger or Ledger()
+        self.stamps = stamps or Stamps()
         self.drop_oldest = drop_oldest
         self.queue_qos0 = queue_qos0
         self.now = 0.0
@@ -73,7 +76,7 @@ class Flow:
             queue = session.queue = Queue()
             self.queued_sessions.add(session)
         while not self._fits(queue, item):
-            makes_room = self.drop_oldest or (item.is_priority and queue.regular)
+            makes_room = self.drop_oldest or session.is_neighbor or (item.is_priority and queue.regular)
             if not makes_room or not queue.messages:
                 self._count_queue_drop(session, item.count)
                 if item.row:
@@ -117,7 +120,7 @@ class Flow:
 
     def _count_queue_drop(self, session: Session, count: int) -> None:
         if not session.dropped:
-            fields = {"client_id": session.client_id}
+            fields = {"client_id": session.client_id.removeprefix(NEIGHBOR_MARK)}
             log.warning("queue is full, messages are dropped", extra={"fields": fields})
         session.dropped += count
         self.stats.dropped_queue_full += count
@@ -305,6 +308,35 @@ class Flow:
         self.stats.dropped_expired += 1
         return True
 
+    # -- messages that wait here, and may be wanted at a neighbour (TB-15) ---------------------------
+
+    def offer(self, session: Session, delivery: Delivery) -> int:
+        """Send it to be given to clients there now, or not at all; its packet id, or 0: it cannot be sent now.
+
+        It is sent once: what becomes of it is with whoever keeps it."""
+        link = session.link
+        if link is None or not self._may_send(session, link) or session.resend is not None:
+            return 0
+        parts = link.offer_frame(delivery, self.now)
+        if parts is None:
+            return 0
+        packet_id = session.allocate_id()
+        session.inflight[packet_id] = delivery
+        session.outstanding += 1
+        size = delivery.size_bytes()
+        session.inflight_bytes += size
+        self.inflight_bytes += size
+        self.push(link, parts[0] + packet_id.to_bytes(2) + parts[1])
+        link.messages_out += 1
+        self.stats.crossed_out += 1
+        return packet_id
+
+    def withdraw(self, session: Session, packet_id: int) -> None:
+        """The link is gone over which it was offered."""
+        delivery = session.inflight.pop(packet_id)
+        if delivery is not None:
+            self._free_inflight(session, delivery.size_bytes())
+
     # -- acknowledgements ---------------------------------------------------------------------
 
     def acknowledge(self, session: Session, packet_id: int) -> bool:
@@ -359,7 +391,8 @@ class Flow:
             if not sent.left:
                 self.ledger.gone(sent.row, sent.run.piece)
         elif sent is not None:
-            self.ledger.gone(sent.row, sent.piece)
+            if sent.row:  # else it was an offer
+                self.ledger.gone(sent.row, sent.piece)
         elif session.releases is not None:
             self.ledger.gone(session.releases.pop(packet_id), None)
 

@@ -99,6 +99,10 @@ class Giving(Outcomes):
         self._choosy: dict[Request, None] = {}
         """Those of them that some instances cannot have, or no more."""
         self._subscriptions = subscriptions
+        self.awaited: set[str] = set()
+        """Filters of services that a neighbour found busy (TB-15)."""
+        self.on_awaited: Callable[[str], None] = lambda path: None
+        """Told when an instance under one of them is free."""
         self._given = 0
         subscriptions.on_unserved = self._forget_turns
 
@@ -208,7 +212,7 @@ class Giving(Outcomes):
 
     def _line_up(self, request: Request, desk: Desk) -> None:
         in_line = self.line.count
-        if request.late or request.unable:
+        if request.late or request.unable or request.is_foreign:
             self._choosy[request] = None
         for path in {instance.path for instance in desk.instances}:
             turns = self._turns.get(path)
@@ -227,7 +231,7 @@ class Giving(Outcomes):
             turns = self._turns[path] = {}
             for stored in self.line.matching(Kind.REQUEST, path):
                 assert stored.request is not None
-                rule = self._desk(stored.request.topic).rule
+                rule = self._desk_of(stored.request).rule
                 self._turns_by(rule, turns).put(stored.request, self.line.count)
         return turns
 
@@ -243,11 +247,13 @@ class Giving(Outcomes):
         while self.line.count:
             request = self._next_for(instance)
             if request is None:
-                return
-            if not self._deliver(request, instance, self._desk(request.topic)):
+                break
+            if not self._deliver(request, instance, self._desk_of(request)):
                 request.unable = (request.unable or set()) | {instance}
                 self._choosy[request] = None
                 self._check_hope(request)
+        if self.awaited and instance.path in self.awaited and instance.is_free(1):
+            self.on_awaited(instance.path)
 
     def _next_for(self, instance: Instance) -> Request | None:
         link = instance.session.link
@@ -258,21 +264,24 @@ class Giving(Outcomes):
         def is_for_it(request: Request) -> bool:
             if request.deadline <= now:
                 return False  # its own timer is due, just not yet run
-            passed_over = self._passed_over(request, self._desk(request.topic))
+            if request.is_foreign and instance.session.is_neighbor:
+                return False  # what came from a neighbour goes to no other (TB-15)
+            passed_over = self._passed_over(request, self._desk_of(request))
             return passed_over is None or instance not in passed_over
 
         turns = self._turns_at(instance.path)
         firsts = [t.first(is_for_it) for rule, t in turns.items() if instance.is_free(rule.concurrency)]
         return min((request for request in firsts if request is not None), key=turn_of, default=None)
 
-    def _desk(self, topic: str) -> Desk:
+    def _desk_of(self, request: Request) -> Desk:
         subscriptions = self._subscriptions
-        return subscriptions.desk(subscriptions.route_of(topic))
+        desk = subscriptions.desk(subscriptions.route_of(request.topic))
+        return desk.local() if request.is_foreign else desk
 
     def _check_hope(self, request: Request) -> None:
         """Someone is gone for whom it may have waited: it goes to one that was late before, waits until
         someone comes, or ends."""
-        desk = self._desk(request.topic)
+        desk = self._desk_of(request)
         if request.late is not None or not desk.has_hope(request.unable):
             self._give_out(request, desk)
 
@@ -297,7 +306,7 @@ class Giving(Outcomes):
         for stored in list(self._storage.matching(Kind.REQUEST, instance.path)):
             request = stored.request
             if request is not None and request.state is RequestState.STORED:
-                self._wait_or_end(request, self._desk(request.topic))
+                self._wait_or_end(request, self._desk_of(request))
 
     def session_left(self, session: Session) -> None:
         """Its connection is gone: others get what it had in hand, and what waits for it waits elsewhere."""
@@ -308,14 +317,14 @@ class Giving(Outcomes):
             self._note(request)
         for request in sorted(lost, key=turn_of):
             if request.losses < MAX_LOSSES:
-                self._give_out(request, self._desk(request.topic))
+                self._give_out(request, self._desk_of(request))
             else:
                 self._end(request, RequestEvent.FAIL, f"{MAX_LOSSES} services went away with it")
         self._requester_left(session)
 
     def _requester_left(self, session: Session) -> None:
         """What may wait goes on without it, and waits for it; the rest is over."""
-        mine = list((self.under_way.get(session.owner) or {}).values())
+        mine = [r for owner in self._owners(session) for r in (self.under_way.get(owner) or {}).values()]
         for request in sorted(mine, key=in_hand_last):
             stored = request.stored
             if request.state in ENDS or request.state is RequestState.ANSWER_STORED:
@@ -349,7 +358,7 @@ class Giving(Outcomes):
 
     def _take_back(self, request: Request) -> None:
         self._leave_instance(request)
-        self._give_out(request, self._desk(request.topic))
+        self._give_out(request, self._desk_of(request))
 
     def instance_is_late(self, request: Request, now: float) -> None:
         """It has not answered in its time. If there is someone else, the request goes there."""
@@ -357,7 +366,7 @@ class Giving(Outcomes):
         instance = request.instance
         if request.state is not RequestState.DELIVERED or instance is None:
             return
-        desk = self._desk(request.topic)
+        desk = self._desk_of(request)
         late = (request.late or set()) | {instance}
         if not desk.has_hope(late | (request.unable or set())):  # better late than never
             self._start_attempt(request, now + max(desk.rule.answer_within_s, MIN_ATTEMPT_S))

@@ -10,6 +10,7 @@ far it has come. A run has one row for all its messages, but a number for each: 
 behind its own when it is divided, so that the order of numbers is the order of the queue.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -35,6 +36,8 @@ class Extra(msgspec.Struct, array_like=True, frozen=True):
     identifiers: tuple[int, ...] = ()
     group: tuple[str, str] | None = None
     """Name and path of the shared subscription."""
+    shares: tuple[str, ...] = ()
+    """To a neighbour: see `Delivery`."""
 
 
 class Batch(msgspec.Struct):
@@ -113,8 +116,9 @@ class Ledger:
             extra_of(delivery),
         ]  # fmt: skip
         return Delivery(
-            message, delivery.qos, delivery.retain, delivery.identifiers, delivery.group, row, piece
-        )
+            message, delivery.qos, delivery.retain, delivery.identifiers, delivery.group, row, piece,
+            delivery.shares,
+        )  # fmt: skip
 
     def add_run(self, session: int, run: Run, packet_id: int = 0) -> int:
         """The first of the rows of a run to this session."""
@@ -293,7 +297,7 @@ class Ledger:
             pieces=[(n, records.piece_record(body, offset)) for n, body in self._pieces.items()],
             sessions=[(s.kept, records.session_record(s, offset)) for s in self._sessions],
             gone_sessions=self._gone_sessions,
-            received=[(s.kept, records.pack(list(s.received)) if s.received else b"") for s in self._received],
+            received=[(s.kept, _packed(s.taken if s.is_neighbor else s.received)) for s in self._received],
             subscriptions=[
                 (session, path, None if now is None else records.pack(now))
                 for (session, path), now in self._subscriptions.items()
@@ -336,8 +340,13 @@ class Ledger:
         self.is_dirty = False
 
 
+def _packed(ids: Iterable[int] | None) -> bytes:
+    return records.pack(list(ids)) if ids else b""
+
+
 def extra_of(delivery: Delivery) -> Extra | None:
     group = delivery.group
-    if not delivery.retain and not delivery.identifiers and group is None:
+    if not delivery.retain and not delivery.identifiers and group is None and not delivery.shares:
         return None
-    return Extra(delivery.retain, delivery.identifiers, None if group is None else (group.name, group.path))
+    named = None if group is None else (group.name, group.path)
+    return Extra(delivery.retain, delivery.identifiers, named, delivery.shares)

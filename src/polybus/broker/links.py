@@ -152,6 +152,10 @@ class Link:
         """A delivery sent before, for a client that came back; without delivery, its release."""
         raise NotImplementedError
 
+    def offer_frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
+        """A message that waits here, for a neighbour: the bytes before and after the packet id."""
+        return None
+
     def request_frame(self, request: "Request", now: float) -> bytes | None:
         """A request for the service behind this link; None: it cannot take this one."""
         return None

@@ -59,6 +59,8 @@ class Message(msgspec.Struct, gc=False):
     waits: bool = False
     """If there is nobody to take it, it is stored until there is, or until it expires (TB-09)."""
     piece: Piece | None = None
+    stamp: int = 0
+    """When its broker took it, of what is retained or crosses to neighbours (`broker.stamps`); 0: not given."""
 
     def size_bytes(self) -> int:
         size = len(self.payload) + len(self.topic) + OVERHEAD_BYTES
@@ -135,6 +137,9 @@ class Delivery(msgspec.Struct, gc=False):
     """In the durable store, on its way to a session that is kept."""
     piece: Piece | None = None
     """What that row is made of."""
+    shares: tuple[str, ...] = ()
+    """Of what crosses to a neighbour: the shared subscriptions that it was chosen for, and "" if everyone else
+    there gets it too. Empty: everyone else alone."""
 
     @property
     def count(self) -> int:

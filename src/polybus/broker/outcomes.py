@@ -96,7 +96,15 @@ class Outcomes:
 
     def _requester_link(self, request: Request) -> Link | None:
         session = self._registry.sessions.get(request.client_id)
-        return session.link if session is not None and session.owner == request.owner else None
+        if session is None or not (session.owner == request.owner or session.is_neighbor):
+            return None
+        return session.link
+
+    def _owners(self, session: Session) -> list[str]:
+        """Whose requests come from this session: its own, or those of all the clients behind a neighbour."""
+        if not session.is_neighbor:
+            return [session.owner]
+        return [owner for owner in self.under_way if owner.startswith(session.owner)]
 
     def _send_outcome(self, request: Request) -> bool:
         link = self._requester_link(request)
@@ -159,9 +167,9 @@ class Outcomes:
 
     def tell_waiting(self, session: Session) -> None:
         """What waits for this requester, as far as it can be told now."""
-        owner = session.owner
+        owners = self._owners(session)
         places = (self.unread, self._storage, self.ends)
-        waiting = [stored for place in places if place.count for stored in place.outcomes_of(owner)]
+        waiting = [s for place in places if place.count for owner in owners for s in place.outcomes_of(owner)]
         waiting.sort(key=_urgency)
         for stored in waiting:
             request = stored.request

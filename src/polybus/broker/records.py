@@ -30,6 +30,7 @@ class MessageRecord(msgspec.Struct, array_like=True, tag="message", frozen=True)
     properties: MessageProperties | None
     origin: str
     waits: bool
+    stamp: int = 0
 
 
 class RunRecord(msgspec.Struct, array_like=True, tag="run", frozen=True):
@@ -96,6 +97,7 @@ def message_record(message: Message, offset: float) -> MessageRecord:
         _said(message.properties),
         message.origin,
         message.waits,
+        message.stamp,
     )
 
 
@@ -110,6 +112,7 @@ def message_of(record: MessageRecord, offset: float) -> Message:
         record.properties or NO_MESSAGE_PROPERTIES,
         record.origin,
         record.waits,
+        stamp=record.stamp,
     )
 
 

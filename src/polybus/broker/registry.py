@@ -67,7 +67,7 @@ class Registry:
         session.will_at = session.ends_at = None
         self._set_will(session, will)
         session.expiry_s = expiry_s
-        self.connected += 1
+        self.connected += not session.is_neighbor
         if expiry_s > 0 and not session.kept and self._ledger.is_durable:
             session.kept = self._ledger.new_session()
         if session.kept:
@@ -82,7 +82,7 @@ class Registry:
         session = link.session
         if session is None or session.link is not link:
             return
-        self.connected -= 1
+        self.connected -= not session.is_neighbor
         if session.kept:
             self.kept_connected -= 1
             self._ledger.session_changed(session)

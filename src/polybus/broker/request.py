@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from polybus.broker.lifecycle import RequestState
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties
+from polybus.broker.sessions import NEIGHBOR_MARK
 
 if TYPE_CHECKING:
     from polybus.broker.services import Desk, Instance
@@ -74,6 +75,11 @@ class Request:
     @property
     def client_id(self) -> str:
         return self.message.origin
+
+    @property
+    def is_foreign(self) -> bool:
+        """A neighbour asks, for one of its clients: no other neighbour gets it."""
+        return self.message.origin.startswith(NEIGHBOR_MARK)
 
     @property
     def topic(self) -> str:

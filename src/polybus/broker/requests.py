@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from polybus.broker import events
 from polybus.broker.events import emit
-from polybus.broker.giving import NO_ROOM, Giving, in_hand_last
+from polybus.broker.giving import MAX_LOSSES, NO_ROOM, Giving, in_hand_last
 from polybus.broker.lifecycle import ENDS, RequestEvent, RequestState, advance
 from polybus.broker.limits import Limits
 from polybus.broker.message import NO_MESSAGE_PROPERTIES, Message, MessageProperties
@@ -138,7 +138,7 @@ class Requests(Giving):
                 self._deliver_answer(request)
             else:
                 request.state = RequestState.NEW
-                self._give_out(request, self._desk(request.topic))
+                self._give_out(request, self._desk_of(request))
         self._ledger.request_changed(request)
 
     def new_packet_id(self, owner: str) -> int:
@@ -202,6 +202,35 @@ class Requests(Giving):
         if request is None:
             return False
         self._end(request, RequestEvent.FAIL, text, tell_service=False)
+        return True
+
+    def give_back(
+        self, session: Session, owner: str, packet_id: int, reason: str, *, is_busy: bool = False
+    ) -> bool:
+        """A neighbour has nobody for it, or nobody who is free: it is asked no more until it says so, and the
+        request goes elsewhere, or waits. False: it has no such request."""
+        request = (self.under_way.get(owner) or {}).get(packet_id)
+        instance = request.instance if request is not None else None
+        if request is None or instance is None or instance.session is not session:
+            return False
+        if request.state is not RequestState.DELIVERED:
+            return False
+        instance.is_shut = True
+        self._leave_instance(request)
+        request.losses += not is_busy
+        self._note(request)
+        if request.losses < MAX_LOSSES:
+            self._give_out(request, self._desk_of(request))
+        else:
+            self._end(request, RequestEvent.FAIL, f"{MAX_LOSSES} services went away with it: {reason}")
+        return True
+
+    def expire(self, session: Session, owner: str, packet_id: int) -> bool:
+        """A neighbour says that its time is over. False: it has no such request."""
+        request = (self.under_way.get(owner) or {}).get(packet_id)
+        if request is None or request.instance is None or request.instance.session is not session:
+            return False
+        self._end(request, RequestEvent.EXPIRE, "no answer in time", tell_service=False)
         return True
 
     def answer_itself(self, request: Request, payload: bytes) -> None:

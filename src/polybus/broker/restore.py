@@ -138,7 +138,11 @@ class _Restorer:
             if record.is_connected:
                 ledger.session_changed(session)  # from now on it is known when it left
         for number, packed in image.received:
-            self.sessions[number].received = set(records.unpack_ids(packed))
+            session, ids = self.sessions[number], records.unpack_ids(packed)
+            if session.is_neighbor:
+                session.taken = dict.fromkeys(ids)
+            else:
+                session.received = set(ids)
         for number, topic_filter, packed in image.subscriptions:
             subscription = _unpack_subscription(packed)
             self.broker.subscriptions.add(self.sessions[number], topic_filter, subscription)
@@ -169,7 +173,7 @@ class _Restorer:
             group = None
             if said.group is not None:
                 group = self.broker.subscriptions.group(*said.group)
-            return Delivery(content, qos, said.retain, said.identifiers, group, number, piece)
+            return Delivery(content, qos, said.retain, said.identifiers, group, number, piece, said.shares)
         if first == 0 and count == content.count:
             return msgspec.structs.replace(content, row=number)
         if count > 1:
@@ -253,12 +257,12 @@ class _Restorer:
             if message.expires_at is not None and message.expires_at <= self.now:
                 self.restored.expired += 1
                 self.ledger.retained_changed(message.topic, None)
-            elif self.broker.retained.store(message):
+            elif self.broker.retained.store(message, self.now):
                 self.restored.retained += 1
         for number, packed in image.stored:
             message = records.message_of(records.unpack_message(packed), self.offset)
             self.ledger.next_stored = max(self.ledger.next_stored, number + 1)
-            self.broker.put_back(message, number)
+            self.broker.waiting.put_back(message, number)
             self.restored.stored += 1
 
     def _request(self, serial: int, packed: bytes) -> None:

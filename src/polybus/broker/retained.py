@@ -1,13 +1,19 @@
 """Retained messages: the last value of each topic, in a tree."""
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Final
 
 from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.message import Delivery, Message
 from polybus.broker.sessions import Subscription
+from polybus.broker.stamps import Stamps
 from polybus.broker.tree import TopicTree
+
+MAX_DELETIONS: Final = 10_000
+"""Deleted topics that are remembered: a neighbour that missed more of them may bring an old value back."""
 
 
 class Retained:
@@ -17,8 +23,11 @@ class Retained:
     no longer due stay in the heap until they outnumber the others.
     """
 
-    def __init__(self, limits: Limits, ledger: Ledger | None = None) -> None:
+    def __init__(self, limits: Limits, ledger: Ledger | None = None, stamps: Stamps | None = None) -> None:
         self.limits = limits
+        self.stamps = stamps or Stamps()
+        self.deletions: OrderedDict[str, int] | None = None
+        """When topics were deleted, for neighbours that have not heard of it yet; None: there are none."""
         self._ledger = ledger or Ledger()
         self._tree: TopicTree[Message] = TopicTree()
         self._expiries: list[tuple[float, str]] = []
@@ -29,10 +38,29 @@ class Retained:
     def get(self, topic: str) -> Message | None:
         return self._tree.get(topic)
 
-    def store(self, message: Message) -> bool:
-        """Keep, replace or (with an empty payload) delete. False: refused by a limit."""
+    def is_news(self, message: Message) -> bool:
+        """It is newer than what is here. Of two with the same stamp the larger payload is, so that all brokers
+        choose alike."""
+        if self.deletions is not None and self.deletions.get(message.topic, 0) >= message.stamp:
+            return False
+        old = self._tree.get(message.topic)
+        return old is None or (message.stamp, message.payload) > (old.stamp, old.payload)
+
+    def store(self, message: Message, now: float = 0.0) -> bool:
+        """Keep, replace or (with an empty payload) delete. False: refused by a limit.
+
+        What has a stamp came from elsewhere, and is kept only if it is news."""
+        wall_s = now + self._ledger.offset
+        if not message.stamp:
+            old = self._tree.get(message.topic)
+            message.stamp = max(self.stamps.give(wall_s), old.stamp + 1 if old is not None else 0)
+        else:
+            self.stamps.see(message.stamp, wall_s)
+            if not self.is_news(message):
+                return True
         if not message.payload:
             self._forget(message.topic)
+            self._note_deletion(message)
             return True
         size = message.size_bytes()
         old = self._tree.get(message.topic)
@@ -49,6 +77,28 @@ class Retained:
         if self._ledger.is_durable and message.origin:  # not the broker's own figures
             self._ledger.retained_changed(message.topic, message)
         return True
+
+    def _note_deletion(self, message: Message) -> None:
+        deletions = self.deletions
+        if deletions is None or message.topic.startswith("$"):
+            return
+        deletions[message.topic] = message.stamp
+        deletions.move_to_end(message.topic)
+        if len(deletions) > MAX_DELETIONS:
+            deletions.popitem(last=False)
+
+    def remember_deletions(self) -> None:
+        """From now on there are neighbours that may have missed one."""
+        if self.deletions is None:
+            self.deletions = OrderedDict()
+
+    def replay_all(self) -> Iterator[Delivery | None]:
+        """Everything that is retained or was deleted, for a neighbour that may have missed it."""
+        for topic, stamp in list((self.deletions or {}).items()):
+            if self._tree.get(topic) is None:
+                yield Delivery(Message(topic, b"", retain=True, stamp=stamp), 0, True)
+        for message in self._tree.match_filter("#"):
+            yield None if message is None else Delivery(message, 0, True)
 
     def replay(self, subscription: Subscription) -> Iterator[Delivery | None]:
         """What a new subscription gets, piecemeal; None is a pause in which nothing was found."""

@@ -30,7 +30,7 @@ class ServiceRule(msgspec.Struct, frozen=True):
 
 
 class Instance:
-    __slots__ = ("average_s", "busy", "given", "order", "path", "serves", "session")
+    __slots__ = ("average_s", "busy", "given", "is_shut", "order", "path", "serves", "session")
 
     def __init__(self, session: Session, path: str, serves: int, order: int) -> None:
         self.session = session
@@ -43,11 +43,13 @@ class Instance:
         self.given = 0
         """When it last got a request, as a number."""
         self.average_s = 0.0
+        self.is_shut = False
+        """Of a neighbour: its services are busy with what others asked, and it will say when they are not."""
 
     def is_free(self, concurrency: int) -> bool:
         link = self.session.link
         limit = self.serves if self.serves > 0 else concurrency
-        return link is not None and not link.blocked and self.busy < limit
+        return link is not None and not link.blocked and self.busy < limit and not self.is_shut
 
     def give_back(self, took_s: float) -> None:
         """It has answered a request, or lost it."""
@@ -56,15 +58,24 @@ class Instance:
 
 
 class Desk:
-    """Where requests to one topic are given out: the instances there, in the order they subscribed."""
+    """Where requests to one topic are given out: the instances there in the order they subscribed, neighbours
+    behind all others."""
 
-    __slots__ = ("_choose", "_strategy", "instances", "rule")
+    __slots__ = ("_choose", "_local", "_strategy", "instances", "rule")
 
     def __init__(self, rule: ServiceRule, instances: list[Instance], choose: Choose) -> None:
         self.rule = rule
         self.instances = instances
         self._strategy = STRATEGIES[rule.strategy]
         self._choose = choose
+        self._local: Desk | None = None
+
+    def local(self) -> "Desk":
+        """Without the neighbours: for what came from one of them."""
+        if self._local is None:
+            near = [i for i in self.instances if not i.session.is_neighbor]
+            self._local = Desk(self.rule, near, self._choose) if len(near) < len(self.instances) else self
+        return self._local
 
     def pick(self, besides: set[Instance] | None) -> Instance | None:
         """The instance that gets the next request; None: all others are busy or away."""
@@ -77,6 +88,8 @@ class Desk:
         if self._strategy is _first_free:  # no need to look at the others
             return next(able, None)
         free = list(able)
+        if free and free[-1].session.is_neighbor and not free[0].session.is_neighbor:
+            free = [i for i in free if not i.session.is_neighbor]
         return self._strategy(free, self._choose) if free else None
 
     def has_hope(self, besides: set[Instance] | None) -> bool:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from polybus.broker.services import Instance
 
 MAX_PACKET_ID: Final = 65_535
+NEIGHBOR_MARK: Final = "\0"
+"""How the ids of neighbours begin (TB-15): no protocol lets a client have such an id."""
 
 
 class Subscription(msgspec.Struct, gc=False):
@@ -130,6 +132,7 @@ class Session:
         "inflight",
         "inflight_bytes",
         "instances",
+        "is_neighbor",
         "kept",
         "link",
         "next_id",
@@ -141,6 +144,7 @@ class Session:
         "replays",
         "resend",
         "subscriptions",
+        "taken",
         "user",
         "will",
         "will_at",
@@ -149,6 +153,8 @@ class Session:
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
+        self.is_neighbor = client_id.startswith(NEIGHBOR_MARK)
+        """Another broker, for its clients."""
         self.user: str | None = None
         self.owner = client_id
         """Whose requests it may cancel and hear of: another user or protocol with the same id is another."""
@@ -163,6 +169,8 @@ class Session:
         self.queue: Queue | None = None
         self.received: set[int] | None = None
         """QoS 2 packet ids taken from the client and not yet released by it."""
+        self.taken: dict[int, None] | None = None
+        """Of a neighbour: the stamps of the messages last taken from it, in the order in which they came."""
         self.kept = 0
         """Its number in the durable store; 0: it is not there."""
         self.releases: dict[int, int] | None = None

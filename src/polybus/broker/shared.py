@@ -29,6 +29,10 @@ class SharedGroup:
         self._order: list[Session] | None = []
         self.turn = 0
 
+    @property
+    def filter(self) -> str:
+        return f"$share/{self.name}/{self.path}"
+
     def join(self, session: Session, subscription: Subscription) -> None:
         self.members[session] = subscription
         self._order = None
@@ -39,7 +43,7 @@ class SharedGroup:
         if self.favourite is session:
             self.favourite = None
 
-    def pick(self, *, besides: Session | None = None) -> Session | None:
+    def pick(self, *, besides: Session | None = None, only_local: bool = False) -> Session | None:
         """The member that gets the next message: one that can send at once if there is any."""
         order = self._order
         if order is None:
@@ -47,6 +51,8 @@ class SharedGroup:
         if not order:
             return None
         candidates = order if besides is None else [s for s in order if s is not besides]
+        if only_local:
+            candidates = [s for s in candidates if not s.is_neighbor]
         if not candidates:
             return None
         for is_able in (_is_free, _is_connected, _is_anyone):

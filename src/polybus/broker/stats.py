@@ -38,6 +38,13 @@ class Stats(msgspec.Struct):
     answers_rejected: int = 0
     """Answers nobody asked for, or not from this service."""
     sessions_expired: int = 0
+    crossed_out: int = 0
+    """Messages given to neighbours; one for each neighbour."""
+    crossed_in: int = 0
+    crossed_twice: int = 0
+    """Messages of neighbours that were taken before, and not again."""
+    requests_out: int = 0
+    requests_in: int = 0
     ticks: int = 0
 
     def traffic(self) -> int:

@@ -6,7 +6,7 @@ routes its filter matches: an exact filter concerns one, a wildcard those found 
 of cached names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -68,14 +68,16 @@ class Plan(msgspec.Struct, weakref=True):
     """Cohorts with identifiers."""
     is_plain: bool
     """`plain` is everyone."""
+    neighbors: list[tuple[Session, int]]
+    """Brokers whose clients want it, and the highest QoS one of them wants."""
     log: Log | None = None
     """Where its messages are kept for replay."""
 
     def reaches(self, origin: str, qos: int) -> bool:
-        """Someone would get a message of this publisher now, or have it queued."""
+        """Some client of this broker would get a message of this publisher now, or have it queued."""
         return (
             any(_takes(s, qos and c.qos) for c in self.cohorts for s in c.sessions)
-            or any(_takes(s, qos) for group in self.groups for s in group.members)
+            or any(_takes(s, qos) for group in self.groups for s in group.members if not s.is_neighbor)
             or any(
                 cohort is not None and _takes(cohort.sessions[0], qos and cohort.qos)
                 for each in self.selective
@@ -88,6 +90,7 @@ class Plan(msgspec.Struct, weakref=True):
         return bool(qos) and (
             any(s.kept and c.qos for c in self.cohorts for s in c.sessions)
             or any(s.kept for group in self.groups for s in group.members)
+            or any(s.kept and wanted for s, wanted in self.neighbors)
             or any(each.of_others.sessions[0].kept for each in self.selective)
         )
 
@@ -151,6 +154,8 @@ class Subscriptions:
         """Topics by which the broker itself is told things."""
         self.log_of: Callable[[str], Log | None] = lambda topic: None
         """The log that keeps a topic's messages. Always the same object for the same log."""
+        self.on_interest: Callable[[str], None] = lambda path: None
+        """Told when what clients of this broker want under a filter has changed."""
         self.on_unserved: Callable[[str], None] = lambda path: None
         """Told when the last instance under a filter is gone."""
         self._default_service = default_service
@@ -191,7 +196,7 @@ class Subscriptions:
         if desk is None:
             topic = route.topic
             found = [i for s in self._filters.match_name(topic) if s.instances for i in s.instances]
-            found.sort(key=lambda instance: instance.order)
+            found.sort(key=_nearness)
             desk = route.desk = Desk(self._rule(topic), found, self._choose)
         return desk
 
@@ -211,6 +216,14 @@ class Subscriptions:
         subscribers = self._filters.get(path)
         groups = subscribers.groups if subscribers is not None else None
         return groups.get(name) if groups is not None else None
+
+    def subscribers(self, path: str) -> Subscribers | None:
+        """What hangs on just this filter."""
+        return self._filters.get(path)
+
+    def all_subscribers(self) -> Iterator[tuple[str, Subscribers]]:
+        """By filter. Nothing may be subscribed meanwhile."""
+        return self._filters.items()
 
     def _rule(self, topic: str) -> ServiceRule:
         return next((r for r in self._service_rules if matches(r.filter, topic)), self._default_service)
@@ -262,6 +275,8 @@ class Subscriptions:
             self.count += 1
             self.size_bytes += SUBSCRIPTION_BYTES + 4 * len(topic_filter)
         self._forget_plans(subscription.path)
+        if not session.is_neighbor:
+            self.on_interest(subscription.path)
         return is_new
 
     def _set_instance(
@@ -312,6 +327,8 @@ class Subscriptions:
         self.count -= 1
         self.size_bytes -= SUBSCRIPTION_BYTES + 4 * len(topic_filter)
         self._forget_plans(subscription.path)
+        if not session.is_neighbor:
+            self.on_interest(subscription.path)
         return True
 
     def _forget_plans(self, path: str) -> None:
@@ -334,6 +351,11 @@ class Subscriptions:
         self._routes_bytes = 0
 
 
+def _nearness(instance: Instance) -> tuple[bool, int]:
+    """Local services first (TB-15), and each kind in the order in which they subscribed."""
+    return instance.session.is_neighbor, instance.order
+
+
 def _takes(session: Session, qos: int) -> bool:
     return session.link is not None or bool(qos and session.expiry_s)
 
@@ -348,8 +370,12 @@ def _make_plan(matches: list[Subscribers]) -> Plan:
             groups.extend(subscribers.groups.values())
     cohorts: dict[tuple[int, bool, tuple[int, ...]], Cohort] = {}
     selective: list[Selective] = []
+    neighbors: list[tuple[Session, int]] = []
     for session, subscriptions in by_session.items():
         key = _merge(subscriptions)
+        if session.is_neighbor:
+            neighbors.append((session, key[0]))
+            continue
         if any(s.no_local for s in subscriptions):
             own = [s for s in subscriptions if not s.no_local]
             of_its_own = Cohort(*_merge(own), [session]) if own else None
@@ -366,7 +392,8 @@ def _make_plan(matches: list[Subscribers]) -> Plan:
         groups=groups,
         plain=[s for c in cohorts.values() if not c.identifiers for s in c.sessions],
         rest=rest,
-        is_plain=not (rest or selective or groups),
+        is_plain=not (rest or selective or groups or neighbors),
+        neighbors=neighbors,
     )
 
 

@@ -71,6 +71,15 @@ class TopicTree(Generic[T]):
                 node.children = None
         return removed
 
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Every path and its value. The tree must not change meanwhile."""
+        stack: list[tuple[str, Node[T]]] = [("", self._root)]
+        while stack:
+            path, node = stack.pop()
+            if node.value is not None:
+                yield path[1:], node.value
+            stack.extend((f"{path}/{level}", child) for level, child in (node.children or {}).items())
+
     def match_name(self, name: str) -> list[T]:
         """Values stored under filters that match this topic name."""
         found: list[T] = []

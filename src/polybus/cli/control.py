@@ -3,7 +3,7 @@
 The bus itself answers, as any service would, over MQTT 5.0 or TBus (`docs/requests.md`).
 """
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polybus.client import Bus, Message
 
 MEMORY_LIMIT: Final = "$memoryLimit"
+NEIGHBORS: Final = "$neighbors"
 ANSWER_WITHIN_S: Final = 5
 
 
@@ -35,10 +36,30 @@ class Storage(msgspec.Struct, frozen=True):
     bytes: Amount
 
 
+class Neighbor(msgspec.Struct, frozen=True):
+    id: str
+    linked: bool
+    why: str
+    filters: int
+    waiting: int
+    dropped: int
+
+
+class Network(msgspec.Struct, frozen=True):
+    """The answer to `$neighbors`."""
+
+    id: str
+    neighbors: tuple[Neighbor, ...]
+
+
+A = TypeVar("A", Storage, Network)
+
+
 def register(app: typer.Typer) -> None:
     """Add `ctl` to the command line."""
     control = typer.Typer(help="Ask a running bus, or change it.", no_args_is_help=True)
     control.command("memory-limit")(command_with_connection(memory_limit, without=WITHOUT))
+    control.command("neighbors")(command_with_connection(neighbors, without=WITHOUT))
     app.add_typer(control, name="ctl")
 
 
@@ -70,9 +91,29 @@ async def memory_limit(
     async with connection.bus(reconnect=False) as bus:
         if size is not None:
             await ask(bus, f"{MEMORY_LIMIT}/bytes", str(size))
-        storage = _storage_of(await ask(bus, MEMORY_LIMIT, "" if messages is None else str(messages)))
+        answer = await ask(bus, MEMORY_LIMIT, "" if messages is None else str(messages))
+    storage = _read(answer, MEMORY_LIMIT, Storage)
     for name, amount in (("messages", storage.messages), ("bytes", storage.bytes)):
         typer.echo(f"{name}: {amount.used} of {amount.limit}")
+    return 0
+
+
+async def neighbors(connection: Connection) -> int:
+    """Show the network of brokers that the bus is in: who is linked, and what waits for whom.
+
+    Examples:
+
+    [green]polybus ctl neighbors[/green]
+
+    [green]polybus ctl neighbors --tbus --port 5036[/green]    of another bus
+    """
+    async with connection.bus(reconnect=False) as bus:
+        network = _read(await ask(bus, NEIGHBORS, ""), NEIGHBORS, Network)
+    typer.echo(f"{network.id}, this bus")
+    for each in network.neighbors:
+        state = "linked" if each.linked else f"not linked ({each.why or 'called soon'})"
+        what = f"wants {each.filters} filters, {each.waiting} messages wait for it, {each.dropped} dropped"
+        typer.echo(f"{each.id}, {state}: {what}")
     return 0
 
 
@@ -87,8 +128,8 @@ async def ask(bus: "Bus", topic: str, payload: str) -> "Message":
         raise RequestTimeout(topic, hint) from None
 
 
-def _storage_of(answer: "Message") -> Storage:
+def _read(answer: "Message", topic: str, kind: type[A]) -> A:
     try:
-        return msgspec.json.decode(answer.payload, type=Storage)
+        return msgspec.json.decode(answer.payload, type=kind)
     except msgspec.MsgspecError as error:
-        raise NoAnswer(f"the answer to a request to {MEMORY_LIMIT} cannot be read: {error}") from error
+        raise NoAnswer(f"the answer to a request to {topic} cannot be read: {error}") from error

@@ -17,6 +17,7 @@ import polybus
 from polybus.broker.limits import Limits
 from polybus.cli import control, fleet, messages, pipeline, requests, stream
 from polybus.errors import PolybusError, UsageError
+from polybus.mesh.address import broker_id, parse_address
 from polybus.ops.access import build_access
 from polybus.ops.config import RANGES, Config, LogFormat, LogLevel, Overrides, load
 from polybus.ops.listeners import LISTENER_KEYS
@@ -58,6 +59,15 @@ DataDirOption = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where durable state is kept. (default: data)")
 ]
 MemoryOption = Annotated[bool, typer.Option("--memory", help="Keep nothing: all state ends with the process.")]
+NeighborIpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbor-ip", metavar="ADDRESS", help="IP address of another bus to make one network with."
+    ),
+]
+NeighborPortOption = Annotated[
+    int | None, typer.Option("--neighbor-port", min=1, max=65535, help="Its port for TBus; both or none.")
+]
 LogLevelOption = Annotated[
     LogLevel | None, typer.Option(case_sensitive=False, help="How much is logged. (default: INFO)")
 ]
@@ -84,6 +94,8 @@ def serve(
     tbus_port: TbusPortOption = None,
     data_dir: DataDirOption = None,
     memory: MemoryOption = False,
+    neighbor_ip: NeighborIpOption = None,
+    neighbor_port: NeighborPortOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -113,6 +125,7 @@ def serve(
                 data_dir=data_dir,
                 default_data_dir=DEFAULT_DATA_DIR,
                 memory=memory,
+                neighbor=_neighbor(neighbor_ip, neighbor_port),
                 log_level=log_level,
                 log_format=log_format,
             ),
@@ -132,6 +145,8 @@ def tbus(
             help=f"Clients connected at once. (default: {Limits().connections})",
         ),
     ] = None,
+    neighbor_ip: NeighborIpOption = None,
+    neighbor_port: NeighborPortOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
     """Start a bus that speaks TBus only, with the flags that TBus's own broker has.
@@ -149,9 +164,27 @@ def tbus(
     """
     with errors_in_one_line():
         overrides = Overrides(
-            host=ip, tbus_port=port, only="tbus", connections=client_limit, log_level=log_level
+            host=ip,
+            tbus_port=port,
+            only="tbus",
+            connections=client_limit,
+            neighbor=_neighbor(neighbor_ip, neighbor_port),
+            log_level=log_level,
         )
         _serve(load(None, overrides))
+
+
+def _neighbor(ip: str | None, port: int | None) -> str | None:
+    """Raises UsageError."""
+    if ip is None and port is None:
+        return None
+    if ip is None or port is None:
+        missing = "--neighbor-ip" if ip is None else "--neighbor-port"
+        raise UsageError(f"{missing} is missing; --neighbor-ip and --neighbor-port go together")
+    address = broker_id(ip.strip("[]"), port)
+    if parse_address(address) is None:
+        raise UsageError(f"--neighbor-ip {ip!r} is not an IP address, such as 127.0.0.1")
+    return address
 
 
 def _serve(settings: Config) -> NoReturn:
@@ -278,6 +311,7 @@ def as_document(config: Config) -> dict[str, Any]:
         "limits": _as_table(config.limits),
         "mqtt": _as_table(config.mqtt),
         "tbus": _as_table(config.tbus),
+        "mesh": _as_table(msgspec.structs.replace(config.mesh, token="")),  # secret: it is not shown
         "requests": _as_table(config.requests),
         **({"service": [_as_table(service) for service in config.services]} if config.services else {}),
         "auth": _as_table(auth),

@@ -29,11 +29,13 @@ class ServedLink(Protocol):
 class Peer:
     """Who is at the other end."""
 
-    __slots__ = ("address", "certificate_name")
+    __slots__ = ("address", "adopt", "certificate_name")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, adopt: Callable[[ServedLink], None]) -> None:
         self.address = _address(transport)
         self.certificate_name = _certificate_name(transport)
+        self.adopt = adopt
+        """Gives the connection to another link than the one that was made for it."""
 
 
 MakeLink: TypeAlias = Callable[[Port, Peer, float], ServedLink]
@@ -73,7 +75,10 @@ class Connection(asyncio.Protocol):
             return
         self._transport = stream
         stream.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._link = self._make_link(self.port(stream), Peer(stream), self._now())
+        self._link = self._make_link(self.port(stream), Peer(stream, self.adopt), self._now())
+
+    def adopt(self, link: ServedLink) -> None:
+        self._link = link
 
     def port(self, transport: asyncio.Transport) -> Port:
         return StreamPort(transport, self._reception.loop)

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import ipaddress
 import logging
 import os
 import secrets
 import signal
 import socket
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,9 +25,13 @@ import uvloop
 import polybus
 from polybus.broker.broker import Broker
 from polybus.broker.links import Port
+from polybus.broker.message import Message
 from polybus.errors import ConfigError, PolybusError
+from polybus.mesh.address import broker_id
+from polybus.mesh.mesh import NEIGHBORS, Mesh, MeshOptions
 from polybus.net import acceptor, descriptors
 from polybus.net.acceptor import Acceptor
+from polybus.net.calling import Caller
 from polybus.net.connection import LINGER_S, Connection, MakeLink, Peer, ServedLink
 from polybus.net.durable import Streams, open_streams
 from polybus.net.websocket import WebSocketConnection
@@ -38,6 +44,7 @@ from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
 from polybus.session.tbus.link import TbusLink
+from polybus.session.tbus.neighbor import CallingLink, Gate
 from polybus.session.tbus.options import TbusOptions
 from polybus.store.durable import DurableState
 from polybus.store.folder import DataFolder
@@ -139,6 +146,8 @@ class Server:
         self._sockets: list[Path] = []
         self._connections: set[Connection] = set()
         self._emptied = asyncio.Event()
+        self.mesh: Mesh | None = None
+        self._caller: Caller | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._housekeeper: asyncio.TimerHandle | None = None
         self._remind_at = 0.0
@@ -191,6 +200,7 @@ class Server:
                 self.streams.start(self.broker, self.loop)
             for listener in self.config.listeners:
                 await self._listen(listener)
+            self._join_mesh()
             if self.streams is not None and self.config.serves_http:
                 http = self.streams.serve_http(self.broker, self.loop, self.config.http)
                 self.urls.append(f"{http.url}/streams")
@@ -208,6 +218,8 @@ class Server:
 
     async def stop(self) -> None:
         """Stop listening, tell every client, flush, close."""
+        if self._caller is not None:
+            self._caller.close()
         await self._close_listeners()
         for handle in (self._timer, self._housekeeper):
             if handle is not None:
@@ -261,7 +273,7 @@ class Server:
         # What stays as it is, the next reload must compare with.
         old = self.config
         self.config = msgspec.structs.replace(
-            new, listeners=old.listeners, store=old.store, streams=old.streams, http=old.http
+            new, listeners=old.listeners, store=old.store, streams=old.streams, http=old.http, mesh=old.mesh
         )
         log.info("configuration reloaded")
 
@@ -308,8 +320,53 @@ class Server:
             self._tbus_options,
             peer=peer.address,
             certificate_name=peer.certificate_name,
+            gate=None if self.mesh is None else Gate(self.broker, self.mesh, self._tbus_options, peer.adopt),
             now=now,
         )
+
+    def _make_call(
+        self, port: Port, peer: Peer, now: float, address: str, failed: Callable[[str], None]
+    ) -> ServedLink:
+        assert self.mesh is not None
+        return CallingLink(
+            self.broker, port, self._tbus_options, self.mesh, address, failed, peer=peer.address, now=now
+        )
+
+    # -- the mesh ----------------------------------------------------------------------------------
+
+    def _join_mesh(self) -> None:
+        """Where TBus is served, other brokers may call, and are called (TB-15)."""
+        config = self.config.mesh
+        own_id = config.address or self._tbus_address()
+        if not own_id:
+            return
+        options = MeshOptions(
+            own_id, config.token, config.enabled, config.max_neighbors, config.keep_s, config.keep_alive_s
+        )
+        if self._state is None:
+            self.broker.ledger.offset = time.time() - self.loop.time()
+        self.broker.now = self.loop.time()
+        self.mesh = Mesh(self.broker, options)
+        self.broker.subscriptions.controls[NEIGHBORS] = self._tell_neighbors
+        if not config.enabled:
+            return
+        for address in config.neighbors:
+            self.mesh.members.add(address, self.loop.time(), is_configured=True)
+        self._caller = Caller(self.mesh, self, self._make_call)
+        self._caller.look()
+
+    def _tbus_address(self) -> str:
+        """Where other brokers on this machine or network find this one; empty: it cannot be told."""
+        for listener, server in zip(self.config.listeners, self._servers, strict=True):
+            if (listener.protocol, listener.kind) == ("tbus", "tcp"):
+                host, port = server.sockets[0].getsockname()[:2]
+                if not ipaddress.ip_address(host).is_unspecified:
+                    return broker_id(host, port)
+        return ""
+
+    def _tell_neighbors(self, message: Message) -> bytes:
+        assert self.mesh is not None
+        return msgspec.json.encode({"id": self.mesh.options.own_id, "neighbors": self.mesh.status()})
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -341,6 +398,8 @@ class Server:
         now = self.loop.time()
         try:
             self.broker.housekeep(now)
+            if self._state is None:
+                self.broker.ledger.offset = time.time() - now
             if self._state is not None:
                 self._state.keep_house(self.broker, now)
             self._sys_topics.publish(now, self.config.mqtt.sys_interval_s)

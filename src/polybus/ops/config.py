@@ -5,8 +5,6 @@ nothing and touches nothing. Each problem becomes one line that names the file, 
 wrong and what would be right; all problems of a file are told at once.
 """
 
-import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -16,6 +14,7 @@ import msgspec
 from polybus.broker.limits import Limits
 from polybus.broker.services import ServiceRule
 from polybus.broker.topics import InvalidTopic, parse_filter
+from polybus.mesh.address import is_local, parse_address
 from polybus.ops.listeners import DEFAULT_LISTENERS, Flags, Listener, read_listeners, with_flags
 from polybus.ops.streams import Http, read_streams
 from polybus.ops.tables import Reader, check_readable, read_toml
@@ -67,6 +66,21 @@ class Tbus(msgspec.Struct, frozen=True):
     """How messages to a client that takes bulks are gathered: as they come, by the document's window, never."""
     server_reference: str = ""
     """Other brokers as `ip:port;ip:port`, named to clients that are refused because this one is full."""
+
+
+class Mesh(msgspec.Struct, frozen=True):
+    enabled: bool = True
+    """Other brokers may call this one, and it calls others (TB-15)."""
+    neighbors: tuple[str, ...] = ()
+    """Brokers to call, as `ip:port`; those they know are called too."""
+    address: str = ""
+    """`ip:port` where other brokers call this one, and its id among them. Empty: that of the TBus listener."""
+    token: str = ""
+    """What brokers show each other. Without one, only brokers on this machine are let in."""
+    max_neighbors: int = 64
+    keep_s: float = 24 * 3600.0
+    """How long what is for a neighbour that is gone is kept, and it is called."""
+    keep_alive_s: int = 30
 
 
 class Requests(msgspec.Struct, frozen=True):
@@ -141,6 +155,8 @@ class Overrides(Flags, frozen=True):
     log_format: LogFormat | None = None
     connections: int | None = None
     """Instead of `limits.connections`."""
+    neighbor: str | None = None
+    """One more of `mesh.neighbors`."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -150,6 +166,7 @@ class Config(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     mqtt: Mqtt = Mqtt()
     tbus: Tbus = Tbus()
+    mesh: Mesh = Mesh()
     requests: Requests = Requests()
     services: tuple[Service, ...] = msgspec.field(default=(), name="service")
     auth: Auth = Auth()
@@ -207,6 +224,9 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "limits.request_ends_kept_s": (0, _U32),
     "limits.memory_bytes": (1024 * 1024, _TIB),
     "mqtt.sys_interval_s": (0, _DAY_S),
+    "mesh.max_neighbors": (0, 1000),
+    "mesh.keep_s": (1, _U32),
+    "mesh.keep_alive_s": (1, _U16),
     # As far as TBus's Timeout and MQTT's Message Expiry Interval go.
     "requests.timeout_s": (0.1, _U32),
     "requests.concurrency": (1, _U16),
@@ -227,6 +247,13 @@ NEEDS_RESTART: Final = (
     "listener",
     "store.sync",
     "stream",
+    "mesh.enabled",
+    "mesh.neighbors",
+    "mesh.address",
+    "mesh.token",
+    "mesh.max_neighbors",
+    "mesh.keep_s",
+    "mesh.keep_alive_s",
     "http.enabled",
     "http.host",
     "http.port",
@@ -240,6 +267,7 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "limits": Limits,
     "mqtt": Mqtt,
     "tbus": Tbus,
+    "mesh": Mesh,
     "requests": Requests,
     "service": Service,
     "auth": Auth,
@@ -267,6 +295,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
     store = _section(reader, document, "store", Store)
     mqtt = _section(reader, document, "mqtt", Mqtt)
     tbus = _section(reader, document, "tbus", Tbus)
+    mesh = _mesh_with_flags(_section(reader, document, "mesh", Mesh), overrides)
     requests = _section(reader, document, "requests", Requests)
     auth = _section(reader, document, "auth", Auth)
     listeners = read_listeners(reader, document.get("listener", []), _ELSEWHERE)
@@ -282,6 +311,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
     _check_limits(reader, limits)
     _check_mqtt(reader, mqtt)
     _check_tbus(reader, tbus)
+    _check_mesh(reader, mesh)
     _check_auth(reader, auth)
     reader.finish()
 
@@ -294,6 +324,7 @@ def load(path: Path | None, overrides: Overrides = Overrides()) -> Config:  # no
         limits=limits,
         mqtt=mqtt,
         tbus=tbus,
+        mesh=mesh,
         requests=requests,
         services=services,
         auth=auth,
@@ -352,6 +383,12 @@ def _limits_with_flags(limits: Limits, flags: Overrides) -> Limits:
     return msgspec.structs.replace(limits, connections=flags.connections)
 
 
+def _mesh_with_flags(mesh: Mesh, flags: Overrides) -> Mesh:
+    if flags.neighbor is None:
+        return mesh
+    return msgspec.structs.replace(mesh, neighbors=(*mesh.neighbors, flags.neighbor))
+
+
 def _check_server(reader: Reader, server: Server, flags: Overrides) -> None:
     if server.data_dir and server.data_dir.exists() and not server.data_dir.is_dir():
         key = "--data-dir" if flags.data_dir else "server.data_dir"
@@ -382,7 +419,7 @@ def _check_mqtt(reader: Reader, mqtt: Mqtt) -> None:
 
 def _check_tbus(reader: Reader, tbus: Tbus) -> None:
     for place in tbus.server_reference.split(";") if tbus.server_reference else ():
-        if not _is_ip_and_port(place):
+        if parse_address(place) is None:
             reader.problem(
                 "tbus.server_reference",
                 f'{place!r} is not ip:port; name other brokers as "10.0.0.2:5035;10.0.0.3:5035"'
@@ -390,15 +427,23 @@ def _check_tbus(reader: Reader, tbus: Tbus) -> None:
             )
 
 
-def _is_ip_and_port(place: str) -> bool:
-    host, _, port = place.rpartition(":")
-    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= _U16:
-        return False
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    try:
-        return (ipaddress.ip_address(host[1:-1] if is_bracketed else host).version == 6) is is_bracketed
-    except ValueError:
-        return False
+def _check_mesh(reader: Reader, mesh: Mesh) -> None:
+    places = [("mesh.neighbors", place) for place in mesh.neighbors]
+    places += [("mesh.address", mesh.address)] if mesh.address else []
+    for key, place in places:
+        if parse_address(place) is None:
+            reader.problem(key, f'{place!r} is not ip:port, such as "10.0.0.2:5035" or "[::1]:5035"')
+    if len(mesh.neighbors) > mesh.max_neighbors:
+        reader.problem("mesh.neighbors", f"are more than mesh.max_neighbors ({mesh.max_neighbors}); raise it")
+    if mesh.neighbors and not mesh.enabled:
+        reader.problem("mesh.enabled", "is false, but there are mesh.neighbors; choose one")
+    if not mesh.token and not all(is_local(place) for place in mesh.neighbors if parse_address(place)):
+        reader.problem(
+            "mesh.token",
+            "is missing; brokers on other machines are let in only with one, the same at each broker",
+        )
+    if len(mesh.token.encode()) > _U16:
+        reader.problem("mesh.token", f"is longer than {_U16} bytes; shorten it")
 
 
 def _check_auth(reader: Reader, auth: Auth) -> None:

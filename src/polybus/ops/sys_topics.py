@@ -30,6 +30,7 @@ class SysTopics:
     def _figures(self, now: float) -> dict[str, str]:
         broker = self._broker
         stats = broker.stats
+        clients = len(broker.registry.sessions) - len(broker.mesh.sessions)
         links = [s.link for s in broker.registry.sessions.values() if s.link is not None]
         dropped = (
             stats.dropped_slow
@@ -44,8 +45,8 @@ class SysTopics:
             "version": f"polybus {polybus.__version__}",
             "uptime": f"{int(now - self._started_at)} seconds",
             "clients/connected": broker.registry.connected,
-            "clients/disconnected": len(broker.registry.sessions) - broker.registry.connected,
-            "clients/total": len(broker.registry.sessions),
+            "clients/disconnected": clients - broker.registry.connected,
+            "clients/total": clients,
             "clients/expired": stats.sessions_expired,
             "subscriptions/count": broker.subscriptions.count,
             "retained messages/count": broker.retained.count,
@@ -69,4 +70,17 @@ class SysTopics:
             "requests/answers rejected": stats.answers_rejected,
             "memory/budgeted bytes": broker.memory_bytes(),
         }
+        neighbors = broker.mesh.sessions
+        if neighbors:
+            figures |= {
+                "neighbors/linked": sum(session.link is not None for session in neighbors),
+                "neighbors/known": len(neighbors),
+                "neighbors/messages/sent": stats.crossed_out,
+                "neighbors/messages/received": stats.crossed_in,
+                "neighbors/messages/received twice": stats.crossed_twice,
+                "neighbors/messages/waiting": sum(session.load() for session in neighbors),
+                "neighbors/messages/dropped": sum(session.dropped for session in neighbors),
+                "neighbors/requests/sent": stats.requests_out,
+                "neighbors/requests/received": stats.requests_in,
+            }
         return {name: str(value) for name, value in figures.items()}

@@ -282,6 +282,16 @@ class StreamLink(Intake):
             self.say_ended(cause)
         self.close(END_TEXTS[cause], publish_will=True)
 
+    def tell_gone(self, why: str, lasted_s: float) -> None:
+        """For people: the connection of a client has ended."""
+        emit(
+            events.CLIENT_DISCONNECTED,
+            client_id=self.client_id,
+            peer=self.peer,
+            reason=why,
+            duration_s=lasted_s,
+        )
+
     def say_last(self, frame: bytes) -> None:
         """Put a last word behind what waits; to a peer that does not read, instead of it."""
         if self.blocked:
@@ -294,14 +304,7 @@ class StreamLink(Intake):
             return
         broker = self.broker
         if self.state == State.CONNECTED:
-            lasted_s = round(broker.now - self.connected_at, 6)
-            emit(
-                events.CLIENT_DISCONNECTED,
-                client_id=self.client_id,
-                peer=self.peer,
-                reason=why,
-                duration_s=lasted_s,
-            )
+            self.tell_gone(why, round(broker.now - self.connected_at, 6))
         self.state = State.CLOSED
         self.stop_reading()
         broker.timers.cancel(self._timer)

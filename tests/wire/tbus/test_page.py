@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polybus.wire.tbus.fields import Codec, Number, Rest, Text
+from polybus.wire.tbus.crossing import BETWEEN_PROPERTIES
+from polybus.wire.tbus.fields import Binary, Codec, Number, Rest, Text, Texts
 from polybus.wire.tbus.layouts import LAYOUTS, PROPERTIES, Properties
 from polybus.wire.tbus.packets import (
     ConnectReason,
@@ -123,6 +124,23 @@ def test_layouts(kind: MessageType) -> None:
     assert said == expected
 
 
+def test_properties_between_brokers() -> None:
+    rows = table("Between brokers", "id", "name", "type", "allowed in")
+    assert [int(row["id"], 16) for row in rows] == list(BETWEEN_PROPERTIES)
+    for row in rows:
+        spec = BETWEEN_PROPERTIES[int(row["id"], 16)]
+        assert row["name"] == spec.name
+        assert row["type"].split(",")[0] == kind_of(spec.codec)
+        if isinstance(spec.codec, Number):
+            assert (spec.codec.lowest == 1) == ("not 0" in row["type"])
+        allowed = {MessageType[name] for name in re.findall(r"[A-Z]{3,}", row["allowed in"])}
+        assert allowed == spec.allowed_in
+
+
+def test_no_id_is_used_twice() -> None:
+    assert not PROPERTIES.keys() & BETWEEN_PROPERTIES.keys()
+
+
 def kind_of(codec: Codec) -> str:
     """What the page calls it."""
     match codec:
@@ -130,7 +148,9 @@ def kind_of(codec: Codec) -> str:
             return f"u{8 * codec.size}"
         case Text():
             return "string"
-        case Rest():
+        case Texts():
+            return "strings"
+        case Binary() | Rest():
             return "bytes"
 
 

@@ -6,7 +6,7 @@ client is connected that is a CONNACK, later a DISCONNECT, and then the close.
 """
 
 import math
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 from polybus.broker import events
 from polybus.broker.access import Verdict
@@ -22,11 +22,14 @@ from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import STREAMS, Route
 from polybus.broker.topics import SHARE_PREFIX, InvalidTopic, parse_filter
 from polybus.errors import PeerError
+from polybus.mesh.mesh import DESTINATION_MARK
+from polybus.session.intake import State
 from polybus.session.stream import END_TEXTS, MAX_ERROR_CHARACTERS, OWNER_MARKS
 from polybus.session.tbus.bulking import Bulker, bulker
 from polybus.session.tbus.options import TbusOptions
 from polybus.session.tbus.reader import TbusReader, bad_bulk, wrong
 from polybus.wire.tbus.codec import encode, encode_answer, encode_request
+from polybus.wire.tbus.crossing import decode_between
 from polybus.wire.tbus.packets import (
     Bulk,
     ConnAck,
@@ -49,6 +52,9 @@ from polybus.wire.tbus.packets import (
     UnsubscribeReason,
 )
 
+BROKER_CONNECT: Final = 0x12
+"""The first byte of a CONNECT with the flag BrokerConnect, whatever else is set."""
+NO_NEIGHBORS: Final = "this broker takes no neighbours"
 WELCOME: Final = encode(ConnAck())
 PINGRESP: Final = encode(PingResp())
 MAX_TIMEOUT_S: Final = 0xFFFF_FFFF
@@ -72,8 +78,15 @@ OUTCOMES: Final = {
 """How a request that ended without an answer is told to its requester."""
 
 
+class BrokerGate(Protocol):
+    """Where brokers come in that connect as neighbours (TB-15)."""
+
+    def enter(self, link: "TbusLink", connect: Connect) -> None:
+        """Take over the connection of a broker, from this link. Raises PeerError if it may not come in."""
+
+
 class TbusLink(TbusReader):
-    __slots__ = ("_bulk_timer", "_bulker", "_connect", "_options")
+    __slots__ = ("_bulk_timer", "_bulker", "_connect", "_gate", "_options")
 
     def __init__(
         self,
@@ -83,10 +96,13 @@ class TbusLink(TbusReader):
         *,
         peer: str = "",
         certificate_name: str | None = None,
+        gate: "BrokerGate | None" = None,
         now: float,
     ) -> None:
+        """`gate`: where other brokers come in; None: they do not."""
         super().__init__(broker, port, peer=peer, certificate_name=certificate_name, now=now)
         self._options = options
+        self._gate = gate
         self._connect: Connect | None = None
         self._bulker: Bulker | None = None
         self._bulk_timer = 0
@@ -124,14 +140,30 @@ class TbusLink(TbusReader):
 
     def _on_connect(self, connect: Connect) -> None:
         if connect.is_broker:
-            raise PeerError(ConnectReason.UNSPECIFIED, "this broker takes no neighbours", "TB-15")
-        if connect.client_id[0] in OWNER_MARKS:
-            raise PeerError(ConnectReason.MALFORMED, "a client id begins with no U+0001 or U+0002", "TB-03")
+            if self._gate is None:
+                raise PeerError(ConnectReason.UNSPECIFIED, NO_NEIGHBORS, "TB-15")
+            self._gate.enter(self, connect)
+            return
+        if connect.client_id[0] in OWNER_MARKS or DESTINATION_MARK in connect.client_id:
+            text = "a client id begins with no U+0001 or U+0002, and holds no U+0003"
+            raise PeerError(ConnectReason.MALFORMED, text, "TB-03")
         self._connect = connect
         self.client_id = connect.client_id
         self.check_room()
         token = connect.token
         self.authenticate(connect.user_name, None if token is None else token.encode())
+
+    def decode(self, first_byte: int, body: bytes) -> Packet:
+        if self.session is None and first_byte & BROKER_CONNECT == BROKER_CONNECT:
+            return decode_between(first_byte, body)
+        return super().decode(first_byte, body)
+
+    def leave_to(self) -> Port:
+        """Someone else has this connection from now on: its port."""
+        self.state = State.CLOSED
+        self.stop_reading()
+        self.broker.timers.cancel(self._timer)
+        return self.port
 
     def accept(self, verdict: Verdict) -> None:
         broker = self.broker
@@ -312,7 +344,7 @@ class TbusLink(TbusReader):
 
     def flush(self) -> None:
         bulker = self._bulker
-        if bulker is not None and not self.blocked:
+        if bulker is not None and not (self.blocked or self.gated):
             self.outbox = bulker.pass_on(self.outbox, self.broker.now)
             if bulker.deadline is not None and not self._bulk_timer:
                 self._bulk_timer = self.broker.timers.schedule(bulker.deadline, _BulkDue(self))
@@ -338,7 +370,9 @@ class TbusLink(TbusReader):
         if not self.is_greeted:
             return
         reason = ConnectReason(error.reason_code)
-        reference = self._options.server_reference if reason is ConnectReason.CLIENT_LIMIT_REACHED else ""
+        reference = ""
+        if reason is ConnectReason.CLIENT_LIMIT_REACHED:
+            reference = self._options.server_reference or self.broker.mesh.references()
         self.say_last(encode(ConnAck(reason, error.text, reference or None)))
 
     def say_failed(self, error: PeerError) -> None:

@@ -54,6 +54,10 @@ class TbusReader(StreamLink):
         """A CONNECT has begun, right or wrong."""
         self._bulk_left = 0
 
+    def decode(self, first_byte: int, body: bytes) -> Packet:
+        """Raises PeerError."""
+        return decode(first_byte, body)
+
     def handle(self, packet: Packet) -> None:
         """Do what a decoded message asks for. Raises PeerError."""
         raise NotImplementedError
@@ -100,7 +104,7 @@ class TbusReader(StreamLink):
                         self.wait_turn()
                     continue
             pos = stop
-            self.handle(decode(first_byte, data[start:stop]))
+            self.handle(self.decode(first_byte, data[start:stop]))
             turn -= MESSAGE_WORK
             if turn <= 0:
                 self.wait_turn()

@@ -11,7 +11,7 @@ from typing import Final
 from polybus.errors import PeerError, UsageError
 from polybus.wire.tbus.fields import REPRESENTATION, VARINT_FAULTS, Wrong
 from polybus.wire.tbus.layouts import LAYOUTS
-from polybus.wire.tbus.messages import decode_message, encode_message, type_of
+from polybus.wire.tbus.messages import CLIENTS, Tables, decode_message, encode_message
 from polybus.wire.tbus.packets import Bulk, ConnectReason, DisconnectReason, MessageType, Packet
 from polybus.wire.tbus.publish import decode_publish, encode_answer, encode_publish, encode_request
 from polybus.wire.varint import MAX_VARINT, Fault, encode_varint, frame_finder
@@ -51,7 +51,7 @@ PeerError as soon as the header shows that the message is too large, or has a re
 no varint."""
 
 
-def decode(first_byte: int, body: bytes) -> Packet:
+def decode(first_byte: int, body: bytes, tables: Tables = CLIENTS) -> Packet:
     """The message that a frame holds, from either side.
 
     Raises PeerError for everything that is wrong with a message by itself: with `ConnectReason.MALFORMED`
@@ -65,24 +65,24 @@ def decode(first_byte: int, body: bytes) -> Packet:
     if message_type is None:
         raise PeerError(_reason(kind), f"message type {kind} is not used: 1 to 6 and 8 to 14 are", _TYPES_RULE)
     try:
-        return decode_message(message_type, first_byte & 0x0F, body)
+        return decode_message(message_type, first_byte & 0x0F, body, tables)
     except Wrong as wrong:
         text = f"{message_type.name}: {wrong.text}"
         raise PeerError(_reason(kind), text, wrong.rule or LAYOUTS[message_type].rule) from wrong
 
 
-def encode(packet: Packet) -> bytes:
+def encode(packet: Packet, tables: Tables = CLIENTS) -> bytes:
     """The bytes of a message.
 
     Raises UsageError for what cannot be written and for what `decode` or `frames` would refuse.
     """
     try:
-        first_byte, body = encode_message(packet)
+        first_byte, body = encode_message(packet, tables)
         if isinstance(packet, Bulk):
             for _ in frames(body):
                 pass
     except Wrong as wrong:
-        kind = type_of(packet)
+        kind = tables.types[type(packet)]
         rule = wrong.rule or LAYOUTS[kind].rule
         raise UsageError(f"{kind.name}: {wrong.text} [{rule}]") from wrong
     except PeerError as error:

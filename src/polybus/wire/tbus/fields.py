@@ -14,7 +14,7 @@ from polybus.wire.varint import MAX_VARINT, Fault, encode_varint, varint_decoder
 REPRESENTATION: Final = "TB-01"
 """The requirement that says how integers, strings, properties and frames are written."""
 
-Value: TypeAlias = int | str | bytes | None
+Value: TypeAlias = int | str | bytes | tuple[str, ...] | None
 
 
 class Wrong(Exception):
@@ -46,13 +46,25 @@ class Text(msgspec.Struct, frozen=True):
     longest: int = MAX_VARINT
 
 
+class Texts(msgspec.Struct, frozen=True):
+    """Strings one behind the other, behind the length of them all; they come in groups of `each`."""
+
+    each: int = 1
+
+
+class Binary(msgspec.Struct, frozen=True):
+    """Bytes behind their length."""
+
+
 class Rest(msgspec.Struct, frozen=True):
     """All the bytes up to the end of the message."""
 
     shortest: int = 0
 
 
-Codec: TypeAlias = Number | Text | Rest
+Codec: TypeAlias = Number | Text | Texts | Binary | Rest
+
+_ANY_TEXT: Final = Text()
 
 VARINT_FAULTS: Final = {
     Fault.TOO_LONG: "a varint of more than 4 bytes",
@@ -93,9 +105,25 @@ def decode_value(codec: Codec, name: str, data: bytes, pos: int, end: int) -> tu
                 raise Wrong(f"{name} is not UTF-8 from its byte {error.start} on", REPRESENTATION) from None
             _check_text(codec, name, text, size)
             return text, start + size
+        case Texts():
+            size, start = decode_length(name, data, pos, end)
+            return _decode_texts(codec, name, data, start, start + size), start + size
+        case Binary():
+            size, start = decode_length(name, data, pos, end)
+            return data[start : start + size], start + size
         case Rest():
             _check_rest(codec, name, end - pos)
             return data[pos:end], end
+
+
+def _decode_texts(codec: Texts, name: str, data: bytes, pos: int, end: int) -> tuple[str, ...]:
+    texts: list[str] = []
+    while pos < end:
+        text, pos = decode_value(_ANY_TEXT, name, data, pos, end)
+        assert isinstance(text, str)
+        texts.append(text)
+    _check_texts(codec, name, len(texts))
+    return tuple(texts)
 
 
 def encode_value(codec: Codec, name: str, value: Value) -> bytes:
@@ -107,6 +135,12 @@ def encode_value(codec: Codec, name: str, value: Value) -> bytes:
             raw = encode_utf8(name, value)
             _check_text(codec, name, value, len(raw))
             return encode_varint(len(raw)) + raw
+        case Texts(), tuple():
+            _check_texts(codec, name, len(value))
+            parts = b"".join(encode_value(_ANY_TEXT, name, text) for text in value)
+            return encode_varint(len(parts)) + parts
+        case Binary(), bytes():
+            return encode_varint(len(value)) + value
         case Rest(), bytes():
             _check_rest(codec, name, len(value))
             return value
@@ -140,6 +174,11 @@ def _check_text(codec: Text, name: str, text: str, size: int) -> None:
         raise Wrong(f"{name} has {size} bytes and may have at most {codec.longest}")
     if not codec.may_hold_null and "\0" in text:
         raise Wrong(f"{name} contains U+0000", REPRESENTATION)
+
+
+def _check_texts(codec: Texts, name: str, count: int) -> None:
+    if count % codec.each:
+        raise Wrong(f"{name} are {count} strings, which is no multiple of {codec.each}")
 
 
 def _check_rest(codec: Rest, name: str, size: int) -> None:

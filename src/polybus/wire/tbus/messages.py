@@ -11,12 +11,22 @@ from polybus.wire.tbus.layouts import LAYOUTS, PROPERTIES, Layout, Properties, P
 from polybus.wire.tbus.packets import MessageType, Packet, Publish
 from polybus.wire.varint import encode_varint
 
-_TYPES: Final[Mapping[object, MessageType]] = {layout.build: kind for kind, layout in LAYOUTS.items()}
 
-_ALLOWED: Final[Mapping[int, Mapping[int, PropertySpec]]] = {
-    kind: {identifier: spec for identifier, spec in PROPERTIES.items() if kind in spec.allowed_in}
-    for kind in LAYOUTS
-}
+class Tables:
+    """Which messages there are, and what may stand in them."""
+
+    def __init__(self, layouts: Mapping[MessageType, Layout], properties: Mapping[int, PropertySpec]) -> None:
+        self.layouts = layouts
+        self.properties = properties
+        self.types: Mapping[object, MessageType] = {layout.build: kind for kind, layout in layouts.items()}
+        self.allowed: Mapping[int, Mapping[int, PropertySpec]] = {
+            kind: {identifier: spec for identifier, spec in properties.items() if kind in spec.allowed_in}
+            for kind in layouts
+        }
+
+
+CLIENTS: Final = Tables(LAYOUTS, PROPERTIES)
+"""Between a client and its broker."""
 
 _USED_FLAGS: Final[Mapping[int, int]] = {
     kind: sum(flag.mask for flag in layout.flags) for kind, layout in LAYOUTS.items()
@@ -24,12 +34,12 @@ _USED_FLAGS: Final[Mapping[int, int]] = {
 
 
 def type_of(packet: Packet) -> MessageType:
-    return _TYPES[type(packet)]
+    return CLIENTS.types[type(packet)]
 
 
-def decode_message(kind: MessageType, flags: int, body: bytes) -> Packet:
+def decode_message(kind: MessageType, flags: int, body: bytes, tables: Tables = CLIENTS) -> Packet:
     """The message that a body holds. Raises Wrong."""
-    layout = LAYOUTS[kind]
+    layout = tables.layouts[kind]
     _check_flags(kind, layout, flags)
     values: dict[str, Value] = {}
     for flag in layout.flags:
@@ -42,7 +52,7 @@ def decode_message(kind: MessageType, flags: int, body: bytes) -> Packet:
             values[field.field], pos = decode_value(field.codec, field.name, body, pos, end)
     has = layout.properties
     if has is Properties.ALWAYS or (has is Properties.OPTIONAL and pos < end):
-        pos = _decode_properties(kind, body, pos, end, values)
+        pos = _decode_properties(kind, body, pos, end, values, tables)
     for field in layout.tail:
         values[field.field], pos = decode_value(field.codec, field.name, body, pos, end)
     if pos < end:
@@ -52,10 +62,10 @@ def decode_message(kind: MessageType, flags: int, body: bytes) -> Packet:
     return packet
 
 
-def encode_message(packet: Packet) -> tuple[int, bytes]:
+def encode_message(packet: Packet, tables: Tables = CLIENTS) -> tuple[int, bytes]:
     """The first byte and the body. Raises Wrong for what `decode_message` would refuse."""
-    kind = type_of(packet)
-    layout = LAYOUTS[kind]
+    kind = tables.types[type(packet)]
+    layout = tables.layouts[kind]
     flags = 0
     for flag in layout.flags:
         if getattr(packet, flag.field):
@@ -69,7 +79,7 @@ def encode_message(packet: Packet) -> tuple[int, bytes]:
         elif value is not None:
             raise Wrong(f"{field.name} has no place beside the flags {flags:04b}")
     if layout.properties is not Properties.NEVER:
-        block = _encode_properties(kind, packet)
+        block = _encode_properties(kind, packet, tables)
         if block or layout.properties is Properties.ALWAYS:
             parts += (encode_varint(len(block)), block)
     for field in layout.tail:
@@ -78,16 +88,20 @@ def encode_message(packet: Packet) -> tuple[int, bytes]:
     return kind << 4 | flags, b"".join(parts)
 
 
-def _decode_properties(kind: MessageType, body: bytes, pos: int, end: int, values: dict[str, Value]) -> int:
+def _decode_properties(
+    kind: MessageType, body: bytes, pos: int, end: int, values: dict[str, Value], tables: Tables
+) -> int:
     """Puts the properties at `pos` into `values`; the position after them."""
     size, pos = decode_length("the block of properties", body, pos, end)
     stop = pos + size
-    allowed = _ALLOWED[kind]
+    allowed = tables.allowed[kind]
     seen: set[str] = set()
     while pos < stop:
         spec = allowed.get(body[pos])
         if spec is None:
-            raise Wrong(f"{_misplaced(body[pos])}; allowed are {', '.join(s.name for s in allowed.values())}")
+            raise Wrong(
+                f"{_misplaced(body[pos], tables)}; allowed are {', '.join(s.name for s in allowed.values())}"
+            )
         if spec.name in seen:
             raise Wrong(f"property {spec.name} stands there twice")
         seen.add(spec.name)
@@ -98,19 +112,19 @@ def _decode_properties(kind: MessageType, body: bytes, pos: int, end: int, value
     return pos
 
 
-def _encode_properties(kind: MessageType, packet: Packet) -> bytes:
+def _encode_properties(kind: MessageType, packet: Packet, tables: Tables) -> bytes:
     parts: list[bytes] = []
     needed = LAYOUTS[kind].needed
-    for identifier, spec in _ALLOWED[kind].items():
+    for identifier, spec in tables.allowed[kind].items():
         value = getattr(packet, spec.field)
         if value is not None or spec.name in needed:
             parts += (bytes((identifier,)), encode_value(spec.codec, spec.name, value))
     return b"".join(parts)
 
 
-def _misplaced(identifier: int) -> str:
-    if identifier in PROPERTIES:
-        return f"property {PROPERTIES[identifier].name} is not allowed here"
+def _misplaced(identifier: int, tables: Tables) -> str:
+    if identifier in tables.properties:
+        return f"property {tables.properties[identifier].name} is not allowed here"
     return f"property 0x{identifier:02X} is unknown"
 
 

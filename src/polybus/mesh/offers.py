@@ -1,0 +1,79 @@
+"""Messages that wait here and were offered to neighbours that may have someone for them (TB-15).
+
+The document's rule is that one subscriber anywhere is enough. While an offer is open the message is nobody
+else's. A neighbour that gave it to someone ends its waiting; one that could not, or is gone, leaves it to
+others.
+"""
+
+from polybus.broker.dispatch import Dispatcher
+from polybus.broker.message import Delivery
+from polybus.broker.sessions import Session
+from polybus.broker.storage import Stored
+
+
+class Offer:
+    __slots__ = ("open", "refused", "stored")
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.open: dict[Session, int] = {}
+        """Who has not answered yet, and the packet id."""
+        self.refused: set[Session] = set()
+        """Who had nobody, since it last said that it has."""
+
+
+class Offers:
+    """The single owner of what is offered."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._offers: dict[Stored, Offer] = {}
+        self._by_id: dict[Session, dict[int, Offer]] = {}
+
+    def is_open(self, stored: Stored) -> bool:
+        offer = self._offers.get(stored)
+        return offer is not None and bool(offer.open)
+
+    def make(self, stored: Stored, session: Session, shares: tuple[str, ...]) -> None:
+        """Offer it, unless this neighbour has it before it or had nobody for it."""
+        offer = self._offers.get(stored) or Offer(stored)
+        if session in offer.open or session in offer.refused:
+            return
+        packet_id = self._dispatcher.offer(session, Delivery(stored.message, 1, False, shares=shares))
+        if packet_id:
+            self._offers[stored] = offer
+            offer.open[session] = packet_id
+            self._by_id.setdefault(session, {})[packet_id] = offer
+
+    def has_come(self, stored: Stored, session: Session) -> None:
+        """Someone has come there: it may be asked again."""
+        offer = self._offers.get(stored)
+        if offer is not None:
+            offer.refused.discard(session)
+
+    def answered(self, session: Session, packet_id: int, *, is_delivered: bool) -> Offer | None:
+        """The offer that was answered; None: it was none, or is not open any more."""
+        offer = self._by_id.get(session, {}).pop(packet_id, None)
+        if offer is None or offer.open.pop(session, None) is None:
+            return None
+        if is_delivered:
+            self.forget(offer.stored)
+        else:
+            offer.refused.add(session)
+        return offer
+
+    def lost(self, session: Session) -> list[Offer]:
+        """The link is gone, and with it the answers. Returns what is not offered to anyone any more."""
+        mine = self._by_id.pop(session, {})
+        for packet_id, offer in mine.items():
+            self._dispatcher.withdraw(session, packet_id)
+            offer.open.pop(session, None)
+        for offer in self._offers.values():
+            offer.refused.discard(session)
+        return [offer for offer in mine.values() if not offer.open and offer.stored in self._offers]
+
+    def forget(self, stored: Stored) -> None:
+        """It waits no more; answers that are still to come mean nothing."""
+        offer = self._offers.pop(stored, None)
+        if offer is not None:
+            offer.open.clear()
