@@ -266,7 +266,7 @@ class Broker:
         """What the budget counts: what is queued, unsent, unacknowledged, half read, retained, stored,
         requested or subscribed to, and wills."""
         dispatcher = self.dispatcher
-        under_way = dispatcher.queued_bytes + dispatcher.backlog_bytes + dispatcher.inflight_bytes
+        under_way = dispatcher.holdings.size_bytes + dispatcher.backlog_bytes
         kept = self.retained.size_bytes + self.subscriptions.size_bytes + self.registry.wills_bytes
         requested = self.requests.size_bytes + self.storage.message_bytes
         return under_way + kept + requested + self.partial_bytes

@@ -163,7 +163,7 @@ class Ledger:
             new[PIECE] = 0
         else:
             self._released[row] = None
-        self._let_go(piece)
+        self.let_go(piece)
 
     def gone(self, row: int, piece: Piece | None) -> None:
         """Acknowledged, given up, or ended with its session. No piece: it was received before."""
@@ -174,12 +174,13 @@ class Ledger:
             self._gone_rows.append(row)
             self._sent.pop(row, None)
             self._released.pop(row, None)
-        self._let_go(piece)
+        self.let_go(piece)
 
     def gone_item(self, item: Delivery | Run | DeliveryRun) -> None:
         self.gone(item.row, item.run.piece if isinstance(item, DeliveryRun) else item.piece)
 
-    def _let_go(self, piece: Piece | None) -> None:
+    def let_go(self, piece: Piece | None) -> None:
+        """One holder less; without any it is gone."""
         if piece is None:
             return
         piece.holders -= 1
@@ -188,11 +189,7 @@ class Ledger:
                 del self._pieces[piece.number]
             else:
                 self._gone_pieces.append(piece.number)
-
-    def drop_piece(self, number: int) -> None:
-        """Found in the store without anyone who needs it."""
-        self._gone_pieces.append(number)
-        self.is_dirty = True
+                self.is_dirty = True
 
     def divide(self, session: int, run: Run, *counts: int) -> None:
         """A run that waits is cut into parts of so many messages."""
@@ -309,7 +306,7 @@ class Ledger:
         self._known_sessions.update(number for number, _ in batch.sessions)
         if self._requests:
             self._take_requests(batch)
-        self._forget()
+        self.forget()
         return batch
 
     def _take_requests(self, batch: Batch) -> None:
@@ -325,7 +322,8 @@ class Ledger:
                 known.discard(request.serial)
                 batch.gone_requests.append(request.serial)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Nothing of it will be written."""
         self._rows, self._gone_rows, self._sent, self._released = {}, [], {}, {}
         self._pieces, self._gone_pieces = {}, []
         self._sessions, self._gone_sessions, self._received = {}, [], {}

@@ -116,8 +116,7 @@ class _Restorer:
             session.next_id = packet_id % MAX_PACKET_ID + 1
         for number, body in self.bodies.items():
             self.ledger.next_piece = max(self.ledger.next_piece, number + 1)
-            if not body.piece.holders:
-                self.ledger.drop_piece(number)
+            self.ledger.let_go(body.piece)
         for number, session in self.sessions.items():
             session.kept = number
         self._messages(image)
@@ -149,7 +148,8 @@ class _Restorer:
 
     def _body(self, number: int, packed: bytes) -> _Body:
         record = records.unpack_piece(packed)
-        piece = Piece(number)
+        # We hold it too: else it would be gone with the first row that is not needed, and others may follow.
+        piece = Piece(number, holders=1)
         content: Message | Run
         if isinstance(record, MessageRecord):
             content = records.message_of(record, self.offset)
@@ -171,7 +171,7 @@ class _Restorer:
                 group = self.broker.subscriptions.group(*said.group)
             return Delivery(content, qos, said.retain, said.identifiers, group, number, piece)
         if first == 0 and count == content.count:
-            return msgspec.structs.replace(content, row=number)
+            return content.in_row(number)
         if count > 1:
             part = _part(content, first, count)
             part.row = number
@@ -190,7 +190,7 @@ class _Restorer:
             queue = session.queue = Queue()
             flow.queued_sessions.add(session)
         queue.push(item)
-        flow.queued_bytes += item.size_bytes()
+        flow.holdings.take(item.body)
 
     def _has_expired(self, delivery: Delivery) -> bool:
         expires_at = delivery.message.expires_at
@@ -219,12 +219,11 @@ class _Restorer:
             sent = DeliveryRun(item, packet_id, item.qos, None, item.row, item.count)
         else:
             sent = item
-        size = sent.size_bytes()
         for each in range(packet_id, packet_id + item.count):
             self._take_id(session, each)
             session.inflight[each] = sent
-        session.inflight_bytes += size * item.count
-        self.broker.dispatcher.inflight_bytes += size * item.count
+        session.inflight_bytes += sent.size_bytes() * item.count
+        self.broker.dispatcher.holdings.take(sent.body, item.count)
 
     def _take_id(self, session: Session, packet_id: int) -> None:
         """An id that was used again: the run it belonged to was acknowledged so far."""
@@ -233,9 +232,7 @@ class _Restorer:
         earlier = session.inflight.pop(packet_id)
         if earlier is None:
             return
-        size = earlier.size_bytes()
-        session.inflight_bytes -= size
-        self.broker.dispatcher.inflight_bytes -= size
+        self.broker.dispatcher.free(session, earlier)
         self.broker.dispatcher.note_settled(session, packet_id, earlier)
 
     def _count(self, row: Row) -> None:

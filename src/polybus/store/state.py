@@ -121,10 +121,7 @@ class StateFile:
     def _check(self) -> None:
         problem = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
-            raise ConfigError(
-                f"{self.path} is damaged ({problem}); it is left as it is:"
-                " restore it from a backup, or move it away to begin anew"
-            )
+            raise damaged(self.path, problem)
 
     def close(self) -> None:
         self._db.close()
@@ -230,6 +227,13 @@ class StateFile:
             self._run(_UNSUBSCRIBE, gone)
         if there:
             self._put(_SUBSCRIBE, there)
+
+
+def damaged(path: Path, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged ({problem}); it is left as it is:"
+        " restore it from a backup, or move it away to begin anew"
+    )
 
 
 _GONE_ROWS: Final = _DELETE.format("deliveries", "row")
