@@ -1,9 +1,9 @@
 """The state file: one SQLite database in the data folder.
 
 Everything here blocks, so a broker writes from a thread of its own (`writer`). A batch is one transaction
-of at most one statement for each kind of change, with all its rows in one argument (JSON, and one blob for
-what JSON cannot carry): each statement gives up the interpreter's lock and has to get it back from a busy
-event loop, so a statement for each row would be slow when it matters.
+of one statement for each kind of change (more if there is very much), with all its rows in one argument (JSON,
+and one blob for what JSON cannot carry): each statement gives up the interpreter's lock and has to get it back
+from a busy event loop, so a statement for each row would be slow when it matters.
 """
 
 import logging
@@ -29,6 +29,8 @@ CHECKPOINT_PAGES: Final = 4096
 """Pages in the write-ahead log past which they are brought into the file, which makes the commit that
 does it wait for the disk: 16 MiB."""
 CACHE_KIB: Final = 16 * 1024
+ARGUMENT_BYTES: Final = 64 * 1024 * 1024
+"""What one statement gets at once. Behind a disk in trouble more may wait than SQLite takes in one value."""
 
 _DELETE: Final = "DELETE FROM {} WHERE {} IN (SELECT value FROM json_each(?1))"
 _PUT_RECORDS: Final = (
@@ -200,7 +202,12 @@ class StateFile:
             self._db.execute(_FACT, ("alive_at", batch.alive_at))
 
     def _run(self, statement: str, values: list[Any]) -> None:
-        self._db.execute(statement, (_to_json(values).decode(),))
+        text = _to_json(values)
+        if self._is_too_long(len(text), values):
+            for half in _halves(values):
+                self._run(statement, half)
+        else:
+            self._db.execute(statement, (text.decode(),))
 
     def _put(self, statement: str, records: list[Any]) -> None:
         """Keys and the place of each record in one long blob; SQL counts from 1."""
@@ -208,8 +215,18 @@ class StateFile:
         for *keys, record in records:
             places.append((*keys, at, len(record)))
             at += len(record)
-        blob = b"".join([record[-1] for record in records])
-        self._db.execute(statement, (_to_json(places).decode(), blob))
+        text = _to_json(places)
+        if self._is_too_long(max(at, len(text)), records):
+            for half in _halves(records):
+                self._put(statement, half)
+        else:
+            blob = b"".join([record[-1] for record in records])
+            self._db.execute(statement, (text.decode(), blob))
+
+    def _is_too_long(self, size_bytes: int, values: list[Any]) -> bool:
+        """For one argument. A single record always fits: no packet is as large as what SQLite takes (1 GB)."""
+        limit = self._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2
+        return size_bytes > min(ARGUMENT_BYTES, limit) and len(values) > 1
 
     def _replace(self, put: str, delete: str, records: list[Any]) -> None:
         """Those without a record are deleted."""
@@ -227,6 +244,11 @@ class StateFile:
             self._run(_UNSUBSCRIBE, gone)
         if there:
             self._put(_SUBSCRIBE, there)
+
+
+def _halves(values: list[Any]) -> tuple[list[Any], list[Any]]:
+    middle = len(values) // 2
+    return values[:middle], values[middle:]
 
 
 def damaged(path: Path, problem: str) -> ConfigError:
