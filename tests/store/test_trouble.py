@@ -238,6 +238,14 @@ def test_everything_else_goes_on(world: LastingWorld, version: int, keeps: bool)
     assert not publisher.is_closed
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_everything_else_goes_on_for_those_who_come_meanwhile(world: LastingWorld, keeps: bool) -> None:
+    begin_trouble(world)
+    publisher = world.connect("kept", V5, clean_start=not keeps, keeps=keeps)
+    publisher.publish("plain", b"1", qos=1)
+    assert len(publisher.take(PubAck)) == 1
+
+
 def test_a_kept_session_gets_no_new_subscription(world: LastingWorld) -> None:
     kept, old = world.connect("k", V5, keeps=True), world.connect("o", V311, keeps=True)
     begin_trouble(world)

@@ -469,7 +469,7 @@ class Broker:
     def _passes(self, link: Link, is_promise: bool) -> bool:
         session = link.session
         is_kept = session is not None and session.kept
-        return not (is_promise and is_kept) and self._commits.is_free(link)
+        return not (is_promise and is_kept) and not link.held_count  # they come in their order
 
     def open(
         self,

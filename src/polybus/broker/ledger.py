@@ -117,16 +117,15 @@ class Ledger:
         )
 
     def add_run(self, session: int, run: Run, packet_id: int = 0) -> int:
-        """The first of the rows of a run to this session."""
+        """The first of the rows of a run to this session. It is whole: what was cut has its rows."""
         piece = run.piece
         if piece is None or not piece.holders:
             piece = run.piece = self._new_piece(run)
-            run.first = 0
         piece.holders += 1
         row = self.next_row
         self.next_row = row + run.count
         self._rows[row] = [
-            row, session, piece.number, run.first, run.count, run.qos, packet_id, self._count_sent(packet_id),
+            row, session, piece.number, 0, run.count, run.qos, packet_id, self._count_sent(packet_id),
             None,
         ]  # fmt: skip
         return row

@@ -15,7 +15,7 @@ from polybus.broker.broker import Broker
 from polybus.broker.ledger import Extra, Row
 from polybus.broker.message import Delivery, DeliveryRun, Message, Piece, Run
 from polybus.broker.records import Encodings, MessageRecord
-from polybus.broker.sessions import MAX_PACKET_ID, Queue, Session, Subscription
+from polybus.broker.sessions import Queue, Session, Subscription
 
 PROGRESS_STEP: Final = 100_000
 """Deliveries after which `progress` is told again."""
@@ -109,11 +109,8 @@ class _Restorer:
             self.bodies[number] = self._body(number, record)
         for row in image.queued:
             self._queued(row)
-        last_ids: dict[Session, int] = {}
         for row in image.sent:
-            self._sent(row, last_ids)
-        for session, packet_id in last_ids.items():
-            session.next_id = packet_id % MAX_PACKET_ID + 1
+            self._sent(row)
         for number, body in self.bodies.items():
             self.ledger.next_piece = max(self.ledger.next_piece, number + 1)
             self.ledger.let_go(body.piece)
@@ -200,11 +197,10 @@ class _Restorer:
         self.ledger.gone_item(delivery)
         return True
 
-    def _sent(self, row: Row, last_ids: dict[Session, int]) -> None:
+    def _sent(self, row: Row) -> None:
         self._count(row)
         session = self.sessions[row[1]]
-        packet_id, count = row[6], row[4]
-        last_ids[session] = packet_id + count - 1
+        packet_id = row[6]
         self.ledger.next_sent = max(self.ledger.next_sent, row[7] + 1)
         if not row[2]:  # received by the client: only the release is left
             self._take_id(session, packet_id)
