@@ -38,7 +38,7 @@ class DurableState:
     ) -> None:
         """`call` brings a function to the event loop's thread; `now` is the loop's time; `before` is a journal
         that must have everything before this one has."""
-        self._file = StateFile(folder.path / STATE_FILE, sync)
+        self._file = StateFile(folder.path / STATE_FILE, sync, beside=[folder.lock_place()])
         self.ledger = Ledger(is_durable=True)
         self.journal = StateWriter(self._file, self.ledger, call, before=before, on_trouble=on_trouble)
         self._set_clock(now)

@@ -9,7 +9,7 @@ from a busy event loop, so a statement for each row would be slow when it matter
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -18,6 +18,7 @@ import msgspec
 from polybus.broker.ledger import Batch
 from polybus.broker.restore import Image
 from polybus.errors import ConfigError
+from polybus.store.folder import Place
 from polybus.store.schema import APPLICATION_ID, VERSION, migrate
 
 log = logging.getLogger("polybus.store")
@@ -64,10 +65,17 @@ class StateFile:
     """Raises ConfigError for a file that is not ours, newer than we know, or damaged; it stays as it is."""
 
     def __init__(
-        self, path: Path, sync: Sync = "normal", before_commit: Callable[[], None] = lambda: None
+        self,
+        path: Path,
+        sync: Sync = "normal",
+        before_commit: Callable[[], None] = lambda: None,
+        *,
+        beside: Iterable[Place] = (),
     ) -> None:
-        """`before_commit` may raise what a disk may do to the end of a transaction."""
+        """`before_commit` may raise what a disk may do to the end of a transaction. `beside`: other files that
+        must stay in their place."""
         self.path = path
+        self._places = list(beside)
         self._before_commit = before_commit
         is_new = not path.exists() or not path.stat().st_size
         try:
@@ -80,6 +88,9 @@ class StateFile:
             raise ConfigError(f"cannot open {path}: {error}; choose another data folder") from error
         try:
             self._prepare(is_new, sync)
+            # The log and its index are there from the first transaction to the end.
+            for suffix in ("", "-wal", "-shm"):
+                self._places.append(Place.of(path.with_name(path.name + suffix)))
         except BaseException:
             self._db.close()
             raise
@@ -155,8 +166,18 @@ class StateFile:
 
     # -- writing ------------------------------------------------------------------------------------
 
+    def check_places(self) -> None:
+        """Raises FileMoved if what is written would not be found."""
+        for place in self._places:
+            place.check()
+
     def apply(self, batch: Batch) -> None:
-        """All of it or nothing. Raises sqlite3.Error."""
+        """All of it or nothing; it may be applied again. Raises sqlite3.Error, FileMoved."""
+        self.check_places()
+        self._apply(batch)
+        self.check_places()  # else it is safe in a file that nobody will open
+
+    def _apply(self, batch: Batch) -> None:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
