@@ -23,7 +23,7 @@ class Store:
     def __init__(self, path: Path, look_s: float) -> None:
         self.path = path
         self.folder = DataFolder(path)
-        self.file = StateFile(path / STATE_FILE, beside=[self.folder.lock_place()])
+        self.file = StateFile(path / STATE_FILE, beside=[self.folder.lock_place()], look_s=0.0)
         self.loop = Loop()
         self.ledger = Ledger(is_durable=True)
         self.troubles: list[str] = []
@@ -111,7 +111,7 @@ def test_it_is_noticed_when_nothing_is_written(open_store: Callable[[float], Sto
 def test_removed_while_it_is_written(tmp_path: Path) -> None:
     """Between the beginning of a transaction and its end."""
     path = tmp_path / STATE_FILE
-    file = StateFile(path, before_commit=path.unlink)
+    file = StateFile(path, before_commit=path.unlink, look_s=0.0)
     ledger = Ledger(is_durable=True)
     ledger.retained_changed("t", Message("t", b"1", origin="p"))
     with pytest.raises(FileMoved, match=r"state\.sqlite was removed"):

@@ -9,6 +9,7 @@ from a busy event loop, so a statement for each row would be slow when it matter
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -30,6 +31,9 @@ CHECKPOINT_PAGES: Final = 4096
 """Pages in the write-ahead log past which they are brought into the file, which makes the commit that
 does it wait for the disk: 16 MiB."""
 CACHE_KIB: Final = 16 * 1024
+LOOK_S: Final = 0.1
+"""After so long a commit looks whether the files are still in their place. To look at four of them after each
+would give up the interpreter's lock as often, and slow down small commits."""
 ARGUMENT_BYTES: Final = 64 * 1024 * 1024
 """What one statement gets at once. Behind a disk in trouble more may wait than SQLite takes in one value."""
 
@@ -71,11 +75,15 @@ class StateFile:
         before_commit: Callable[[], None] = lambda: None,
         *,
         beside: Iterable[Place] = (),
+        look_s: float = LOOK_S,
     ) -> None:
         """`before_commit` may raise what a disk may do to the end of a transaction. `beside`: other files that
         must stay in their place."""
         self.path = path
         self._places = list(beside)
+        self._is_moved = False
+        self._look_s = look_s
+        self._look_at = 0.0
         self._before_commit = before_commit
         is_new = not path.exists() or not path.stat().st_size
         try:
@@ -168,14 +176,19 @@ class StateFile:
 
     def check_places(self) -> None:
         """Raises FileMoved if what is written would not be found."""
+        self._look_at = time.monotonic() + self._look_s
+        self._is_moved = True
         for place in self._places:
             place.check()
+        self._is_moved = False
 
     def apply(self, batch: Batch) -> None:
         """All of it or nothing; it may be applied again. Raises sqlite3.Error, FileMoved."""
-        self.check_places()
+        if self._is_moved:
+            self.check_places()  # the folder may be somebody else's by now
         self._apply(batch)
-        self.check_places()  # else it is safe in a file that nobody will open
+        if time.monotonic() >= self._look_at:
+            self.check_places()  # else it is safe in a file that nobody will open
 
     def _apply(self, batch: Batch) -> None:
         db = self._db

@@ -3,7 +3,7 @@
 One batch is written at a time. What changes meanwhile gathers in the ledger, where much of it cancels out,
 and becomes the next batch: so the slower the disk, the larger the groups. A batch that cannot be written is
 tried again until it can; `on_trouble` is told why, and with an empty text when it is over. So it is if the
-files are not in their place any more: that is looked at before and after each batch, and once a second.
+files are not in their place any more: that is looked at after a batch, and once a second if there is none.
 
 Where messages are logged too, their logs come first: a batch may say that a QoS 2 message was received, and
 what was received is not taken a second time. So it must be in its log by then.
