@@ -51,7 +51,7 @@ def test_a_queue_holds_as_many_messages_as_it_may(batch: bool, drop_oldest: bool
     got = [p.payload for p in kept_again(world).receive_all()]
     assert got == (PAYLOADS[-limit:] if drop_oldest else PAYLOADS[:limit])
     assert world.broker.stats.dropped_queue_full == max(0, 20 - limit)
-    assert world.broker.dispatcher.queued_bytes == 0
+    assert world.broker.dispatcher.holdings.size_bytes == 0
 
 
 @pytest.mark.parametrize("batch", [False, True], ids=["single", "run"])
@@ -76,12 +76,13 @@ def test_a_queue_holds_as_many_bytes_as_it_may() -> None:
     world = World(Limits(queued_bytes_per_session=limit))
     kept(world).drop()
     publish(world, [b"%0100d" % n for n in range(5)], 1, batch=False)
-    queued_bytes = world.broker.dispatcher.queued_bytes
+    queue = world.broker.registry.sessions["s"].queue
+    assert queue is not None
+    queued_bytes, count = queue.size_bytes, queue.messages
     assert queued_bytes <= limit
-    count = world.broker.registry.sessions["s"].queued()
     assert queued_bytes * (count + 1) // count > limit, "one more had no room"
     assert [int(p.payload) for p in kept_again(world).receive_all()] == list(range(count))
-    assert world.broker.dispatcher.queued_bytes == 0
+    assert world.broker.dispatcher.holdings.size_bytes == 0
 
 
 def test_a_message_larger_than_the_queue_leaves_no_queue_behind() -> None:
@@ -148,7 +149,7 @@ def test_accounts_return_to_zero(end: str) -> None:
     elif end == "clean_start":
         world.connect("s", V5)
     else:
-        kept_again(world, qos=2).receive_all()
+        kept_again(world).receive_all()
     check_accounts(world.broker)
     assert world.broker.memory_bytes() == world.broker.subscriptions.size_bytes
     assert not world.broker.dispatcher.queued_sessions
@@ -256,7 +257,7 @@ def test_what_was_in_flight_is_sent_again_in_order_with_dup(batch: bool, version
     peer.send(PubComp(first[4].packet_id))
     peer.drop()
     publish(world, PAYLOADS[10:12], 2, batch=batch, version=version)
-    back = kept_again(world, version=version, qos=2)
+    back = kept_again(world, version=version)
     packets = [p for p in back.packets() if isinstance(p, Publish | PubRel)]
     again = [p for p in packets if isinstance(p, Publish) and p.dup]
     assert [(p.packet_id, p.payload) for p in again] == [
@@ -416,24 +417,59 @@ def test_the_longest_queue_gives_first_and_its_oldest_regular_messages() -> None
         peer.subscribe(f"only/{name}", qos=1)
         peer.drop()
     broker = world.broker
-    for topic, priority in [("t", True), ("t", False), ("t", False), ("t", False), ("only/long", False)]:
-        broker.publish(broker.subscriptions.route_of(topic), Message(topic, b"x", 1, priority=priority))
+    for name, count in (("long", 4), ("short", 3)):
+        route = broker.subscriptions.route_of(f"only/{name}")
+        for priority in (True, *[False] * count):
+            broker.publish(route, Message(route.topic, b"x", 1, priority=priority))
     broker.tick(world.now)
     dispatcher = broker.dispatcher
     sessions = broker.registry.sessions
-    one = OVERHEAD_BYTES + 2
+    one = OVERHEAD_BYTES + len("only/long") + 1
     dispatcher.relieve(1)
     assert (sessions["long"].queued(), sessions["short"].queued()) == (4, 4)
     dispatcher.relieve(4 * one)
-    assert (sessions["long"].queued(), sessions["short"].queued()) == (1, 3)
+    assert (sessions["long"].queued(), sessions["short"].queued()) == (2, 2)
     for _ in range(2):
         dispatcher.relieve(1)
     queues = [sessions[name].queue for name in ("long", "short")]
     assert [q is not None and [i.is_priority for i in q.items()] for q in queues] == [[True], [True]]
     dispatcher.relieve(10 * one)
-    assert dispatcher.queued_bytes == 0
+    assert dispatcher.holdings.size_bytes == 0
     assert not dispatcher.queued_sessions
     assert broker.stats.dropped_memory == 9
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "run"])
+def test_what_many_wait_for_is_counted_once(batch: bool) -> None:
+    world = World(Limits(memory_bytes=1_000_000))
+    peers = [kept(world, client_id=f"s{n}") for n in range(100)]
+    for peer in peers[:50]:
+        peer.drop()
+    payloads = [b"%0200000d" % n for n in range(3)]
+    publish(world, payloads, 1, batch=batch)
+    sessions = [world.broker.registry.sessions[f"s{n}"] for n in range(100)]
+    assert 600_000 < world.broker.memory_bytes() < 1_000_000
+    assert all(session.load() == 3 for session in sessions)
+    for peer in peers[50:]:
+        assert [p.payload for p in peer.receive_all()] == payloads
+    for session in sessions[:50]:
+        again = kept_again(world, client_id=session.client_id)
+        assert [p.payload for p in again.receive_all()] == payloads
+    assert world.broker.dispatcher.holdings.size_bytes == 0
+    assert world.broker.stats.dropped_memory == 0
+
+
+def test_those_who_share_what_is_given_up_lose_the_same() -> None:
+    world = World()
+    for n in range(20):
+        kept(world, client_id=f"s{n}").drop()
+    payloads = [b"%010000d" % n for n in range(10)]
+    publish(world, payloads, 1, batch=False)
+    world.broker.dispatcher.relieve(25_000)
+    check_accounts(world.broker)
+    for n in range(20):
+        again = kept_again(world, client_id=f"s{n}")
+        assert [p.payload for p in again.receive_all()][-7:] == payloads[3:]
 
 
 def test_past_the_budget_queues_shrink_and_qos_0_is_not_kept() -> None:
@@ -457,5 +493,5 @@ def test_past_the_budget_queues_shrink_and_qos_0_is_not_kept() -> None:
 # -- helpers -------------------------------------------------------------------------------------------
 
 
-def kept_again(world: World, version: int = V5, qos: int = 1) -> Peer:
-    return world.connect("s", version, keeps=True, clean_start=False)
+def kept_again(world: World, version: int = V5, client_id: str = "s") -> Peer:
+    return world.connect(client_id, version, keeps=True, clean_start=False)

@@ -57,12 +57,12 @@ def test_a_session_ends_when_its_time_is_over() -> None:
     peer.subscribe("t", qos=1)
     peer.drop()
     world.connect("p").publish("t", b"x", qos=1)
-    assert world.broker.dispatcher.queued_bytes > 0
+    assert world.broker.dispatcher.holdings.size_bytes > 0
     world.advance(9.9)
     assert "c" in world.broker.registry.sessions
     world.advance(0.1)
     assert "c" not in world.broker.registry.sessions
-    assert world.broker.dispatcher.queued_bytes == 0
+    assert world.broker.dispatcher.holdings.size_bytes == 0
     assert world.broker.stats.sessions_expired == 1
     assert world.broker.stats.dropped_no_session == 1
     check_accounts(world.broker)

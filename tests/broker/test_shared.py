@@ -170,7 +170,7 @@ def test_what_waited_in_the_queue_is_handed_over_at_any_qos() -> None:
     back = world.connect("m0", V5, keeps=True, clean_start=False)
     assert [p.payload for p in back.receive_all()] == [b"0"]
     check_accounts(world.broker)
-    assert world.broker.dispatcher.queued_bytes == 0
+    assert world.broker.dispatcher.holdings.size_bytes == 0
 
 
 def test_without_another_member_everything_waits() -> None:

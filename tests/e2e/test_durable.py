@@ -104,6 +104,33 @@ def test_a_request_and_its_answer_outlive_the_bus(start_bus: StartBus, tmp_path:
         assert asker.end(asked) == ("answered", b"42")
 
 
+def test_a_file_that_is_taken_away(start_bus: StartBus, tmp_path: Path) -> None:
+    bus = start_bus(folder=tmp_path)
+    topic = unique("topic")
+    with connected(bus, client_id="kept", **kept("5")) as subscriber:
+        subscriber.subscribe(topic, 1)
+    path, away = bus.data_path / STATE_FILE, tmp_path / "away"
+    path.rename(away)
+    eventually(lambda: f"{path} was removed" in bus.log, lambda: bus.log)
+    with Counted(bus, topic) as publisher, connected(bus) as plain:
+        refused = publisher.publish()
+        eventually(lambda: refused in publisher.codes, lambda: bus.log)
+        assert publisher.codes == {refused: 0x97}
+        plain.subscribe("plain", 1)
+        publisher.paho.publish("plain", b"goes on", 1)
+        assert plain.get().payload == b"goes on"
+        away.rename(path)
+        eventually(lambda: "can be written again" in bus.log, lambda: bus.log)
+        taken = publisher.publish()
+        eventually(lambda: taken in publisher.codes, lambda: bus.log)
+        assert publisher.codes[taken] == 0
+    bus.kill()
+    bus = start_bus(folder=tmp_path)
+    with connected(bus, client_id="kept", **kept("5")) as subscriber:
+        subscriber.get()
+        assert subscriber.messages.empty()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 1 MiB."""

@@ -284,7 +284,7 @@ class Fuzzer:
             "timers": len(broker.timers._targets),
             "timer entries past 128": max(0, len(broker.timers._heap) - 128),
             "routes past the limit": max(0, len(broker.subscriptions.routes) - ROUTES),
-            "queued bytes": dispatcher.queued_bytes,
+            "queued bytes": dispatcher.holdings.size_bytes,
             "backlog bytes": dispatcher.backlog_bytes,
             "queued sessions": len(dispatcher.queued_sessions),
             "replays": len(dispatcher.unfinished),

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from polybus.broker.access import Access
 from polybus.broker.broker import Broker
 from polybus.broker.limits import Limits
+from polybus.broker.message import OVERHEAD_BYTES, Delivery, DeliveryRun, Message, Run
 from polybus.broker.sessions import Session
 from polybus.session.mqtt import MqttLink, MqttOptions
 from polybus.session.stream import StreamLink
@@ -295,7 +296,7 @@ def check_accounts(broker: Broker) -> None:
     dispatcher = broker.dispatcher
     sessions = list(broker.registry.sessions.values())
     queues = [s.queue for s in sessions if s.queue is not None]
-    assert dispatcher.queued_bytes == sum(q.size_bytes for q in queues)
+    check_holdings(broker)
     assert dispatcher.queued_sessions == {s for s in sessions if s.queue is not None}
     for queue in queues:
         items = list(queue.items())
@@ -312,6 +313,38 @@ def check_accounts(broker: Broker) -> None:
         else:
             assert session.outstanding == len(session.inflight.keys() - waiting)
             assert session.outstanding <= session.window
+
+
+def check_holdings(broker: Broker) -> None:
+    """The budget counts each message, or the bytes of each run, once, and some more for each who holds it."""
+    bodies: dict[int, tuple[Message | Run, int]] = {}
+    messages = 0
+    for session in broker.registry.sessions.values():
+        items = list(session.queue.items()) if session.queue is not None else []
+        messages += len(items)
+        runs: dict[int, list[DeliveryRun]] = {}
+        size_bytes = 0
+        for sent in session.inflight.values():
+            if sent is None:
+                continue
+            messages += 1
+            size_bytes += sent.size_bytes()
+            if isinstance(sent, DeliveryRun):
+                runs.setdefault(id(sent), []).append(sent)
+            else:
+                items.append(sent)
+        assert session.inflight_bytes == size_bytes
+        for same in runs.values():
+            assert same[0].left == len(same)
+            items.append(same[0].run)
+        for item in items:
+            key = id(item.message if isinstance(item, Delivery) else item.wire)
+            body, holders = bodies.setdefault(key, (item.body, 0))
+            assert body is item.body
+            bodies[key] = body, holders + 1
+    assert all(body.holders == holders for body, holders in bodies.values())
+    shared = sum(body.body_bytes() for body, _ in bodies.values())
+    assert broker.dispatcher.holdings.size_bytes == shared + messages * OVERHEAD_BYTES
 
 
 def eventually(condition: Callable[[], bool], world: World, ticks: int = 100) -> None:

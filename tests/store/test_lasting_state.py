@@ -113,6 +113,26 @@ def test_what_expires_meanwhile_is_dropped_and_counted(world: LastingWorld) -> N
     assert (world.restored.retained, world.restored.messages, world.restored.expired) == (1, 0, 0)
 
 
+def test_what_expires_in_a_queue_may_be_in_flight_elsewhere(world: LastingWorld) -> None:
+    """It has expired for those who wait for it; who was sent it may still ask for it again."""
+    connected = world.connect("connected", V5, keeps=True)
+    away = world.connect("away", V5, keeps=True)
+    for peer in (connected, away):
+        peer.subscribe("t", qos=1)
+    away.drop()
+    world.connect("p", V5).publish("t", b"x", qos=1, properties=Properties(message_expiry_s=10))
+    world = world.kill(downtime_s=20)
+    assert (world.restored.messages, world.restored.expired) == (2, 1)
+    world.flush()
+    world = world.kill()
+    assert (world.restored.messages, world.restored.expired) == (1, 0)
+    check_accounts(world.broker)
+    back = world.connect("connected", V5, clean_start=False, keeps=True)
+    assert [(p.payload, p.dup) for p in back.receive_all()] == [(b"x", True)]
+    world.flush()
+    assert world.kill().restored.messages == 0
+
+
 def test_retained_messages_last_wins(world: LastingWorld) -> None:
     publisher = world.connect("p", V5)
     for topic, payloads in {"a": [b"1", b"2"], "b": [b"1", b""], "c": [b"1"]}.items():

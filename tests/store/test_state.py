@@ -127,6 +127,37 @@ class TestFile:
         file.close()
         assert content(path) == {}
 
+    def test_more_than_fits_into_one_value(self, path: Path) -> None:
+        file = StateFile(path)
+        file._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+        numbers = range(1, 3001)
+        rows = [[n, 1, n, 0, 1, 1, 0, 0, None] for n in numbers]
+        batch = Batch(
+            pieces=[(n, b"%0100d" % n) for n in numbers],
+            rows=rows,
+            retained=[(f"{'long/' * 100}{n}", b"%d" % n) for n in range(300)],
+            subscriptions=[(1, f"{'long/' * 100}{n}", b"%d" % n) for n in range(300)],
+            sessions=[(1, b"s" * 40_000), (2, b"s" * 40_000)],
+        )
+        file.apply(batch)
+        image = file.begin(0.0)
+        assert list(image.pieces) == batch.pieces
+        assert [list(row) for row in image.queued] == rows
+        assert sorted(image.retained) == sorted(record for _, record in batch.retained)
+        assert sorted(image.subscriptions) == sorted(batch.subscriptions)
+        assert list(image.sessions) == batch.sessions
+        file.apply(
+            Batch(
+                gone_rows=[*numbers],
+                gone_pieces=[*numbers],
+                retained=[(topic, None) for topic, _ in batch.retained],
+                subscriptions=[(1, path, None) for _, path, _ in batch.subscriptions],
+            )
+        )
+        image = file.begin(0.0)
+        assert not any(map(list, (image.pieces, image.queued, image.retained, image.subscriptions)))
+        file.close()
+
     def test_starts_are_counted(self, path: Path) -> None:
         for starts in (1, 2, 3):
             file = StateFile(path)

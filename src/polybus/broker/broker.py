@@ -301,7 +301,7 @@ class Broker:
         """What the budget counts: what is queued, unsent, unacknowledged, half read, retained, stored,
         requested or subscribed to, and wills."""
         dispatcher = self.dispatcher
-        under_way = dispatcher.queued_bytes + dispatcher.backlog_bytes + dispatcher.inflight_bytes
+        under_way = dispatcher.holdings.size_bytes + dispatcher.backlog_bytes
         kept = self.retained.size_bytes + self.subscriptions.size_bytes + self.registry.wills_bytes
         requested = self.requests.size_bytes + self.storage.message_bytes
         return under_way + kept + requested + self.partial_bytes
@@ -516,7 +516,7 @@ class Broker:
     def _passes(self, link: Link, is_promise: bool) -> bool:
         session = link.session
         is_kept = session is not None and session.kept
-        return not (is_promise and is_kept) and self._commits.is_free(link)
+        return not (is_promise and is_kept) and not link.held_count  # they come in their order
 
     def open(
         self,

@@ -74,11 +74,6 @@ class Commits:
         """What this link acknowledges depends on everything noted so far, by itself or in its name."""
         link.waits_for = self._number + 1
 
-    def is_free(self, link: Link) -> bool:
-        """Nothing of this link waits."""
-        earliest = self._under_way[0].number if self._under_way else self._number + 1
-        return not link.held and link.waits_for < earliest
-
     def withhold(self, origins: Container[str], why: str) -> None:
         """What these clients published will not be safe: what they were to be told is taken back, also what
         waits for a tick that is still to come."""

@@ -239,47 +239,52 @@ class Dispatcher(Flow):
         dirty = self.dirty
         size = delivery.size_bytes()
         max_bytes = self.inflight_cap
-        for session in sessions:
-            link = session.link
-            if (
-                link is None
-                or link.blocked
-                or session.outstanding >= session.window
-                or session.inflight_bytes >= max_bytes
-                or session.queue is not None
-                or session.resend is not None
-            ):
-                self._enqueue(session, delivery)
-                continue
-            encoding = link.encoding
-            parts = frames.get(encoding)
-            if parts is None:
-                parts = encoding.frame(delivery, self.now)
-                if parts is None:
-                    self.stats.dropped_too_large += 1
+        sent = 0
+        try:
+            for session in sessions:
+                link = session.link
+                if (
+                    link is None
+                    or link.blocked
+                    or session.outstanding >= session.window
+                    or session.inflight_bytes >= max_bytes
+                    or session.queue is not None
+                    or session.resend is not None
+                ):
+                    self._enqueue(session, delivery)
                     continue
-                if encoding.shared:
-                    frames[encoding] = parts
-            packet_id = session.next_id
-            inflight = session.inflight
-            if packet_id in inflight:
-                packet_id = session.allocate_id()
-            else:
-                session.next_id = packet_id + 1 if packet_id < 65_535 else 1
-            session.outstanding += 1
-            session.inflight_bytes += size
-            self.inflight_bytes += size
-            link.messages_out += 1
-            if session.kept:
-                inflight[packet_id] = self.ledger.add(session.kept, delivery, packet_id)
-                frame = parts[0] + packet_id.to_bytes(2) + parts[1]
-                self._push_tracked(session, link, delivery.qos, frame)
-                continue
-            inflight[packet_id] = delivery
-            outbox = link.outbox
-            if not outbox:
-                dirty.append(link)
-            outbox += (parts[0], packet_id.to_bytes(2), parts[1])
+                encoding = link.encoding
+                parts = frames.get(encoding)
+                if parts is None:
+                    parts = encoding.frame(delivery, self.now)
+                    if parts is None:
+                        self.stats.dropped_too_large += 1
+                        continue
+                    if encoding.shared:
+                        frames[encoding] = parts
+                packet_id = session.next_id
+                inflight = session.inflight
+                if packet_id in inflight:
+                    packet_id = session.allocate_id()
+                else:
+                    session.next_id = packet_id + 1 if packet_id < 65_535 else 1
+                session.outstanding += 1
+                session.inflight_bytes += size
+                sent += 1
+                link.messages_out += 1
+                if session.kept:
+                    inflight[packet_id] = self.ledger.add(session.kept, delivery, packet_id)
+                    frame = parts[0] + packet_id.to_bytes(2) + parts[1]
+                    self._push_tracked(session, link, delivery.qos, frame)
+                    continue
+                inflight[packet_id] = delivery
+                outbox = link.outbox
+                if not outbox:
+                    dirty.append(link)
+                outbox += (parts[0], packet_id.to_bytes(2), parts[1])
+        finally:  # an error of ours with one encoding must not make the books wrong
+            if sent:
+                self.holdings.take_all(delivery.message, sent, size)
 
     def _encode_run(self, link: Link, run: Run, frames: dict[Encoding, tuple[bytes, int]]) -> tuple[bytes, int]:
         """A QoS 0 run in another encoding, and how many of its messages that can take."""
@@ -358,21 +363,19 @@ class Dispatcher(Flow):
         self._hand_over(session, ended=True)
         lost = sum(d is not None for d in session.inflight.values()) + session.queued()
         self.stats.dropped_no_session += lost
-        if session.kept:
-            self._forget_rows(session)
+        for packet_id, sent in session.inflight.items():
+            if sent is not None:
+                self.free(session, sent)
+            if session.kept:
+                self.note_settled(session, packet_id, sent)
         session.inflight.clear()
-        self._free_inflight(session, session.inflight_bytes)
         session.replays = None
         if session.queue is not None:
-            self.queued_bytes -= session.queue.size_bytes
+            for item in session.queue.items():
+                self.holdings.give(item.body)
+                if item.row:
+                    self.ledger.gone_item(item)
             self._forget_queue(session)
-
-    def _forget_rows(self, session: Session) -> None:
-        for packet_id, sent in session.inflight.items():
-            self.note_settled(session, packet_id, sent)
-        for item in session.queue.items() if session.queue is not None else ():
-            if item.row:
-                self.ledger.gone_item(item)
 
     def _hand_over(self, session: Session, *, ended: bool) -> None:
         """MQTT 5.0 section 4.8.2: another member gets what this one did not acknowledge.
@@ -383,16 +386,16 @@ class Dispatcher(Flow):
             if delivery is None or delivery.group is None or delivery.qos == 2:
                 continue
             if self._redispatch(delivery.one(packet_id), session, ended=ended):
-                self._free_inflight(session, delivery.size_bytes())
+                self.free(session, delivery)
                 del session.inflight[packet_id]
                 if session.kept:
                     self.note_settled(session, packet_id, delivery)
         old = session.queue
         if old is None or not any(isinstance(i, Delivery) and i.group for i in old.items()):
             return
-        self.queued_bytes -= old.size_bytes
         self._forget_queue(session)
         for item in old.items():
+            self.holdings.give(item.body)
             is_taken = (
                 isinstance(item, Delivery) and item.group and self._redispatch(item, session, ended=ended)
             )

@@ -8,14 +8,14 @@ waits: whatever may send is sent, the rest goes on when something happens.
 import logging
 from collections import deque
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from typing import Final
 
-import msgspec
-
+from polybus.broker.holdings import Holdings
 from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.links import Link
-from polybus.broker.message import Delivery, DeliveryRun, Message, Run
+from polybus.broker.message import OVERHEAD_BYTES, Delivery, DeliveryRun, Message, Run
 from polybus.broker.sessions import MAX_PACKET_ID, NEIGHBOR_MARK, Queue, Session
 from polybus.broker.stamps import Stamps
 from polybus.broker.stats import Stats
@@ -54,10 +54,10 @@ class Flow:
         self.queued_sessions: set[Session] = set()
         self.unfinished: dict[Session, None] = {}
         """Sessions that have more to send, in the order in which they get their turn."""
-        self.queued_bytes = 0
+        self.holdings = Holdings()
+        """What is queued and in flight."""
         self.backlog_bytes = 0
         """Bytes in the outboxes of blocked links."""
-        self.inflight_bytes = 0
         self.over_budget = False
         self.blocked_links: set[Link] = set()
         self.on_ready: Callable[[Session], None] = lambda session: None
@@ -89,7 +89,7 @@ class Flow:
         if session.kept and item.qos and not item.row:
             item = self._kept(session, item)
         queue.push(item)
-        self.queued_bytes += item.size_bytes()
+        self.holdings.take(item.body)
         if session.link is not None and queue.messages == item.count:
             self.pump(session)  # the first to wait: it may just not go in one piece
 
@@ -97,8 +97,7 @@ class Flow:
         """The same for this session alone, as the durable store has it."""
         if isinstance(item, Delivery):
             return self.ledger.add(session.kept, item)
-        row = self.ledger.add_run(session.kept, item)
-        return msgspec.structs.replace(item, row=row)
+        return item.in_row(self.ledger.add_run(session.kept, item))
 
     def _fits(self, queue: Queue | None, item: Delivery | Run) -> bool:
         messages, size_bytes = (queue.messages, queue.size_bytes) if queue is not None else (0, 0)
@@ -109,14 +108,13 @@ class Flow:
 
     def _drop_oldest(self, session: Session, queue: Queue) -> None:
         """Give up one message."""
-        before = queue.size_bytes
         oldest = queue.oldest()
-        if isinstance(oldest, Run) and oldest.row:
-            self.ledger.divide(session.kept, oldest, *(1 for _ in range(oldest.count)))
+        if isinstance(oldest, Run):
+            self._break_up(session, queue, oldest)
         item = queue.drop_oldest()
         if item.row:
             self.ledger.gone_item(item)
-        self.queued_bytes += queue.size_bytes - before
+        self.holdings.give(item.body)
 
     def _count_queue_drop(self, session: Session, count: int) -> None:
         if not session.dropped:
@@ -160,19 +158,29 @@ class Flow:
         if self._send_run(session, run):
             self._pop_queue(session, queue)
             return
-        before = queue.size_bytes
         room = session.window - session.outstanding
-        if link.encoding is run.encoding and room < run.count and queue.cut_front(run, room):
-            if run.row:
-                self.ledger.divide(session.kept, run, room, run.count - room)
-        else:
-            if run.row:
-                self.ledger.divide(session.kept, run, *(1 for _ in range(run.count)))
-            queue.break_up(run)
-        self.queued_bytes += queue.size_bytes - before
+        parts = None
+        if link.encoding is run.encoding and room < run.count:
+            parts = queue.cut_front(run, room)
+        if parts is None:
+            self._break_up(session, queue, run)
+            return
+        for part in parts:
+            self.holdings.take(part)
+        self.holdings.give(run.body)
+        if run.row:
+            self.ledger.divide(session.kept, run, room, run.count - room)
+
+    def _break_up(self, session: Session, queue: Queue, run: Run) -> None:
+        """The run in front goes on as single messages."""
+        if run.row:
+            self.ledger.divide(session.kept, run, *(1 for _ in range(run.count)))
+        for message in queue.break_up(run):
+            self.holdings.take(message)
+        self.holdings.give(run.body)
 
     def _pop_queue(self, session: Session, queue: Queue) -> None:
-        self.queued_bytes -= queue.pop().size_bytes()
+        self.holdings.give(queue.pop().body)
         if not queue.messages:
             self._forget_queue(session)
 
@@ -195,7 +203,7 @@ class Flow:
             session.inflight[packet_id] = delivery
             session.outstanding += 1
             session.inflight_bytes += delivery.size_bytes()
-            self.inflight_bytes += delivery.size_bytes()
+            self.holdings.take(delivery.message)
             self._push_tracked(session, link, delivery.qos, parts[0] + packet_id.to_bytes(2) + parts[1])
         link.messages_out += 1
 
@@ -223,7 +231,7 @@ class Flow:
             frame = link.encode_again(packet_id, delivery, self.now)
             if frame is None:  # the client takes only smaller packets now
                 if sent is not None:
-                    self._free_inflight(session, sent.size_bytes())
+                    self.free(session, sent)
                 del session.inflight[packet_id]
                 if session.kept:
                     self.note_settled(session, packet_id, sent)
@@ -273,7 +281,7 @@ class Flow:
         if first_id + count > MAX_PACKET_ID:
             first_id = 1
         inflight = session.inflight
-        sent = DeliveryRun(run, first_id, run.qos)
+        sent = DeliveryRun(run, first_id, run.qos, left=count)
         if count == 1:
             if first_id in inflight:
                 return False
@@ -284,15 +292,13 @@ class Flow:
                 return False
             inflight.update(dict.fromkeys(ids, sent))
         if session.kept:
-            sent.left = count
             if run.row:
                 sent.row = run.row
                 self.ledger.sent(run.row, first_id)
             else:
                 sent.row = self.ledger.add_run(session.kept, run, first_id)
-        size = sent.size_bytes() * count
-        session.inflight_bytes += size
-        self.inflight_bytes += size
+        session.inflight_bytes += sent.size_bytes() * count
+        self.holdings.take(run.body, count)
         session.next_id = first_id + count
         session.outstanding += count
         if not link.outbox:
@@ -323,9 +329,8 @@ class Flow:
         packet_id = session.allocate_id()
         session.inflight[packet_id] = delivery
         session.outstanding += 1
-        size = delivery.size_bytes()
-        session.inflight_bytes += size
-        self.inflight_bytes += size
+        session.inflight_bytes += delivery.size_bytes()
+        self.holdings.take(delivery.message)
         self.push(link, parts[0] + packet_id.to_bytes(2) + parts[1])
         link.messages_out += 1
         self.stats.crossed_out += 1
@@ -335,7 +340,7 @@ class Flow:
         """The link is gone over which it was offered."""
         delivery = session.inflight.pop(packet_id)
         if delivery is not None:
-            self._free_inflight(session, delivery.size_bytes())
+            self.free(session, delivery)
 
     # -- acknowledgements ---------------------------------------------------------------------
 
@@ -353,41 +358,44 @@ class Flow:
             for packet_id in packet_ids:
                 self.acknowledge(session, packet_id)
             return
-        if session.kept:
-            self._acknowledge_kept(session, packet_ids)
-            return
         inflight = session.inflight
         before = len(inflight)
-        last: Delivery | DeliveryRun | None = None
-        freed = size = 0
-        for packet_id in packet_ids:
-            delivery = inflight.get(packet_id)
-            if delivery is not None and delivery.qos == 1:
-                del inflight[packet_id]
-                if delivery is not last:
-                    last = delivery
-                    size = delivery.size_bytes()
-                freed += size
-        self._free_inflight(session, freed)
-        self._settled(session, before - len(inflight))
-
-    def _acknowledge_kept(self, session: Session, packet_ids: tuple[int, ...]) -> None:
-        inflight = session.inflight
-        settled = freed = 0
+        last: DeliveryRun | None = None
+        count = freed = freed_alone = 0
         for packet_id in packet_ids:
             sent = inflight.get(packet_id)
-            if sent is not None and sent.qos == 1:
-                del inflight[packet_id]
-                settled += 1
-                freed += sent.size_bytes()
-                self.note_settled(session, packet_id, sent)
-        self._free_inflight(session, freed)
-        self._settled(session, settled)
+            if sent is None or sent.qos != 1:
+                continue
+            del inflight[packet_id]
+            if sent is last:
+                count += 1
+            elif isinstance(sent, DeliveryRun):
+                if last is not None:
+                    self._free_run(session, last, count)
+                last = sent
+                count = 1
+            else:  # as `free` does, in one go for all of them
+                message = sent.message
+                size = message.size_bytes()
+                message.holders -= 1
+                freed += size
+                freed_alone += OVERHEAD_BYTES if message.holders else size
+                if sent.row:
+                    self.ledger.gone(sent.row, sent.piece)
+        if last is not None:
+            self._free_run(session, last, count)
+        session.inflight_bytes -= freed
+        self.holdings.size_bytes -= freed_alone
+        self._settled(session, before - len(inflight))
+
+    def _free_run(self, session: Session, sent: DeliveryRun, count: int) -> None:
+        self.free(session, sent, count)
+        if session.kept:
+            self.note_settled(session, 0, sent)
 
     def note_settled(self, session: Session, packet_id: int, sent: Delivery | DeliveryRun | None) -> None:
-        """This exchange with a kept session is over: with the last of its messages a row is gone."""
+        """This exchange with a kept session is over, and freed: with the last of its messages a row is gone."""
         if isinstance(sent, DeliveryRun):
-            sent.left -= 1
             if not sent.left:
                 self.ledger.gone(sent.row, sent.run.piece)
         elif sent is not None:
@@ -413,7 +421,7 @@ class Flow:
         for packet_id in packet_ids:
             delivery = inflight[packet_id]
             if delivery is not None:  # an id may be there twice
-                self._free_inflight(session, delivery.size_bytes())
+                self.free(session, delivery)
                 inflight[packet_id] = None
                 if session.kept:
                     self._note_received(session, packet_id, delivery)
@@ -449,7 +457,7 @@ class Flow:
         if delivery is not None:
             if delivery.qos != 2:
                 return False
-            self._free_inflight(session, delivery.size_bytes())
+            self.free(session, delivery)
             session.inflight[packet_id] = None
             if session.kept:
                 self._note_received(session, packet_id, delivery)
@@ -470,14 +478,20 @@ class Flow:
         self._settle(session, packet_id)
         return True
 
-    def _free_inflight(self, session: Session, size_bytes: int) -> None:
-        session.inflight_bytes -= size_bytes
-        self.inflight_bytes -= size_bytes
+    def free(self, session: Session, sent: Delivery | DeliveryRun, count: int = 1) -> None:
+        """So many messages of this are in flight no more."""
+        session.inflight_bytes -= count * sent.size_bytes()
+        if isinstance(sent, DeliveryRun):
+            sent.left -= count
+            if sent.left:
+                self.holdings.shrink(count)
+                return
+        self.holdings.give(sent.body, count)
 
     def _settle(self, session: Session, packet_id: int) -> None:
         delivery = session.inflight.pop(packet_id)
         if delivery is not None:
-            self._free_inflight(session, delivery.size_bytes())
+            self.free(session, delivery)
         if session.kept:
             self.note_settled(session, packet_id, delivery)
         if session.resend is not None and packet_id in session.resend:
@@ -495,23 +509,32 @@ class Flow:
         """Free this much. Victims: what waits unsent at QoS 0 for the slowest links, then the oldest
         regular messages of the longest queues, then priority ones in the same order (TB-13)."""
         slowest_first = sorted(self.blocked_links, key=lambda link: link.backlog_bytes, reverse=True)
-        longest_first = sorted(self.queued_sessions, key=_queue_size, reverse=True)
         for spare_priority in (True, False):
             for link in slowest_first:
                 if excess_bytes <= 0:
                     return
                 excess_bytes -= self._drop_unsent(link) if spare_priority else self._drop_urgent(link)
-            for session in longest_first:
-                queue = session.queue
-                while (
-                    queue is not None
-                    and queue.messages
-                    and excess_bytes > 0
-                    and (queue.regular or not spare_priority)
-                ):
-                    excess_bytes -= self._give_up(session, queue)
-                if excess_bytes <= 0:
-                    return
+            excess_bytes -= self._relieve_queues(excess_bytes, spare_priority=spare_priority)
+
+    def _relieve_queues(self, excess_bytes: int, *, spare_priority: bool) -> int:
+        """Always from the queue that is the longest by then. What many wait for is free when all have given it
+        up: were one queue emptied after the other, most sessions would lose everything for nothing."""
+        before = self.holdings.size_bytes
+        longest_first = [
+            (-session.queue.size_bytes, number, session)
+            for number, session in enumerate(self.queued_sessions)
+            if session.queue is not None
+        ]
+        heapify(longest_first)
+        while longest_first and before - self.holdings.size_bytes < excess_bytes:
+            _, number, session = heappop(longest_first)
+            queue = session.queue
+            assert queue is not None
+            if queue.regular or not spare_priority:
+                self._give_up(session, queue)
+                if queue.messages:
+                    heappush(longest_first, (-queue.size_bytes, number, session))
+        return before - self.holdings.size_bytes
 
     def set_budget_spent(self, is_spent: bool) -> None:
         """While it is, whoever has much under way gets no more; whoever has little is not to blame."""
@@ -552,17 +575,15 @@ class Flow:
         link.backlog_bytes -= size
         self.backlog_bytes -= size
 
-    def _give_up(self, session: Session, queue: Queue) -> int:
-        item = queue.drop_item()
+    def _give_up(self, session: Session, queue: Queue) -> None:
+        item = queue.drop_oldest()
         if item.row:
             self.ledger.gone_item(item)
-        size = item.size_bytes()
-        self.queued_bytes -= size
+        self.holdings.give(item.body)
         if not queue.messages:
             self._forget_queue(session)
         session.dropped += item.count
         self.stats.dropped_memory += item.count
-        return size
 
     def _forget_queue(self, session: Session) -> None:
         session.queue = None
@@ -591,7 +612,3 @@ def _with_ids(run: Run, first_id: int) -> bytes:
             wire[at] = high_byte
             wire[at + 1] = low_byte
     return bytes(wire)
-
-
-def _queue_size(session: Session) -> int:
-    return session.queue.size_bytes if session.queue is not None else 0

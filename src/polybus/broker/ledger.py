@@ -121,16 +121,15 @@ class Ledger:
         )  # fmt: skip
 
     def add_run(self, session: int, run: Run, packet_id: int = 0) -> int:
-        """The first of the rows of a run to this session."""
+        """The first of the rows of a run to this session. It is whole: what was cut has its rows."""
         piece = run.piece
         if piece is None or not piece.holders:
             piece = run.piece = self._new_piece(run)
-            run.first = 0
         piece.holders += 1
         row = self.next_row
         self.next_row = row + run.count
         self._rows[row] = [
-            row, session, piece.number, run.first, run.count, run.qos, packet_id, self._count_sent(packet_id),
+            row, session, piece.number, 0, run.count, run.qos, packet_id, self._count_sent(packet_id),
             None,
         ]  # fmt: skip
         return row
@@ -167,7 +166,7 @@ class Ledger:
             new[PIECE] = 0
         else:
             self._released[row] = None
-        self._let_go(piece)
+        self.let_go(piece)
 
     def gone(self, row: int, piece: Piece | None) -> None:
         """Acknowledged, given up, or ended with its session. No piece: it was received before."""
@@ -178,12 +177,13 @@ class Ledger:
             self._gone_rows.append(row)
             self._sent.pop(row, None)
             self._released.pop(row, None)
-        self._let_go(piece)
+        self.let_go(piece)
 
     def gone_item(self, item: Delivery | Run | DeliveryRun) -> None:
         self.gone(item.row, item.run.piece if isinstance(item, DeliveryRun) else item.piece)
 
-    def _let_go(self, piece: Piece | None) -> None:
+    def let_go(self, piece: Piece | None) -> None:
+        """One holder less; without any it is gone."""
         if piece is None:
             return
         piece.holders -= 1
@@ -192,11 +192,7 @@ class Ledger:
                 del self._pieces[piece.number]
             else:
                 self._gone_pieces.append(piece.number)
-
-    def drop_piece(self, number: int) -> None:
-        """Found in the store without anyone who needs it."""
-        self._gone_pieces.append(number)
-        self.is_dirty = True
+                self.is_dirty = True
 
     def divide(self, session: int, run: Run, *counts: int) -> None:
         """A run that waits is cut into parts of so many messages."""
@@ -313,7 +309,7 @@ class Ledger:
         self._known_sessions.update(number for number, _ in batch.sessions)
         if self._requests:
             self._take_requests(batch)
-        self._forget()
+        self.forget()
         return batch
 
     def _take_requests(self, batch: Batch) -> None:
@@ -329,7 +325,8 @@ class Ledger:
                 known.discard(request.serial)
                 batch.gone_requests.append(request.serial)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Nothing of it will be written."""
         self._rows, self._gone_rows, self._sent, self._released = {}, [], {}, {}
         self._pieces, self._gone_pieces = {}, []
         self._sessions, self._gone_sessions, self._received = {}, [], {}

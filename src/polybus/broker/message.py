@@ -61,6 +61,12 @@ class Message(msgspec.Struct, gc=False):
     piece: Piece | None = None
     stamp: int = 0
     """When its broker took it, of what is retained or crosses to neighbours (`broker.stamps`); 0: not given."""
+    holders: int = 0
+    """Queues and windows it is in (`Holdings`)."""
+
+    def body_bytes(self) -> int:
+        """What all who hold it share."""
+        return self.size_bytes() - OVERHEAD_BYTES
 
     def size_bytes(self) -> int:
         size = len(self.payload) + len(self.topic) + OVERHEAD_BYTES
@@ -88,6 +94,17 @@ class Run(msgspec.Struct, gc=False):
     """Which message of its piece it begins with."""
     row: int = 0
     """Its first row in the durable store, on its way to a session that is kept; each message has one."""
+    source: "Run | None" = None
+    """The run whose bytes these are, if this is the same for one session alone: that one counts."""
+    holders: int = 0
+    """Queues and windows it is in (`Holdings`)."""
+
+    @property
+    def body(self) -> "Run":
+        return self.source or self
+
+    def body_bytes(self) -> int:
+        return len(self.wire)
 
     @property
     def is_priority(self) -> bool:
@@ -97,7 +114,8 @@ class Run(msgspec.Struct, gc=False):
         return len(self.wire) + OVERHEAD_BYTES
 
     def cut(self, count: int) -> tuple["Run", "Run"] | None:
-        """The first `count` messages and the others; None: its packets differ, so it has to be split."""
+        """The first `count` messages and the others, with bytes of their own; None: its packets differ, so it
+        has to be split."""
         ids_at = self.ids_at
         if not isinstance(ids_at, range):
             return None
@@ -105,7 +123,13 @@ class Run(msgspec.Struct, gc=False):
         at = count * size
         return (
             msgspec.structs.replace(
-                self, wire=self.wire[:at], count=count, ids_at=range(ids_at.start, at, size), split=None
+                self,
+                wire=self.wire[:at],
+                count=count,
+                ids_at=range(ids_at.start, at, size),
+                split=None,
+                source=None,
+                holders=0,
             ),
             msgspec.structs.replace(
                 self,
@@ -115,8 +139,14 @@ class Run(msgspec.Struct, gc=False):
                 split=None,
                 first=self.first + count,
                 row=self.row + count if self.row else 0,
+                source=None,
+                holders=0,
             ),
         )
+
+    def in_row(self, row: int) -> "Run":
+        """The same for one session alone, as the durable store has it."""
+        return msgspec.structs.replace(self, row=row, source=self.body, holders=0)
 
     def messages(self) -> list[Message]:
         if self.split is None:
@@ -142,6 +172,10 @@ class Delivery(msgspec.Struct, gc=False):
     there gets it too. Empty: everyone else alone."""
 
     @property
+    def body(self) -> Message:
+        return self.message
+
+    @property
     def count(self) -> int:
         return 1
 
@@ -165,7 +199,11 @@ class DeliveryRun(msgspec.Struct, gc=False):
     group: None = None
     row: int = 0
     left: int = 0
-    """Messages that are not acknowledged yet; counted for the durable store."""
+    """Messages that are not acknowledged yet."""
+
+    @property
+    def body(self) -> Run:
+        return self.run.body
 
     def size_bytes(self) -> int:
         """Of one of its messages, on average."""

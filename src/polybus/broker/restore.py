@@ -15,7 +15,7 @@ from polybus.broker.broker import Broker
 from polybus.broker.ledger import Extra, Row
 from polybus.broker.message import Delivery, DeliveryRun, Message, Piece, Run
 from polybus.broker.records import Encodings, MessageRecord
-from polybus.broker.sessions import MAX_PACKET_ID, Queue, Session, Subscription
+from polybus.broker.sessions import Queue, Session, Subscription
 
 PROGRESS_STEP: Final = 100_000
 """Deliveries after which `progress` is told again."""
@@ -109,15 +109,11 @@ class _Restorer:
             self.bodies[number] = self._body(number, record)
         for row in image.queued:
             self._queued(row)
-        last_ids: dict[Session, int] = {}
         for row in image.sent:
-            self._sent(row, last_ids)
-        for session, packet_id in last_ids.items():
-            session.next_id = packet_id % MAX_PACKET_ID + 1
+            self._sent(row)
         for number, body in self.bodies.items():
             self.ledger.next_piece = max(self.ledger.next_piece, number + 1)
-            if not body.piece.holders:
-                self.ledger.drop_piece(number)
+            self.ledger.let_go(body.piece)
         for number, session in self.sessions.items():
             session.kept = number
         self._messages(image)
@@ -153,7 +149,8 @@ class _Restorer:
 
     def _body(self, number: int, packed: bytes) -> _Body:
         record = records.unpack_piece(packed)
-        piece = Piece(number)
+        # We hold it too: else it would be gone with the first row that is not needed, and others may follow.
+        piece = Piece(number, holders=1)
         content: Message | Run
         if isinstance(record, MessageRecord):
             content = records.message_of(record, self.offset)
@@ -175,7 +172,7 @@ class _Restorer:
                 group = self.broker.subscriptions.group(*said.group)
             return Delivery(content, qos, said.retain, said.identifiers, group, number, piece, said.shares)
         if first == 0 and count == content.count:
-            return msgspec.structs.replace(content, row=number)
+            return content.in_row(number)
         if count > 1:
             part = _part(content, first, count)
             part.row = number
@@ -194,7 +191,7 @@ class _Restorer:
             queue = session.queue = Queue()
             flow.queued_sessions.add(session)
         queue.push(item)
-        flow.queued_bytes += item.size_bytes()
+        flow.holdings.take(item.body)
 
     def _has_expired(self, delivery: Delivery) -> bool:
         expires_at = delivery.message.expires_at
@@ -204,11 +201,10 @@ class _Restorer:
         self.ledger.gone_item(delivery)
         return True
 
-    def _sent(self, row: Row, last_ids: dict[Session, int]) -> None:
+    def _sent(self, row: Row) -> None:
         self._count(row)
         session = self.sessions[row[1]]
-        packet_id, count = row[6], row[4]
-        last_ids[session] = packet_id + count - 1
+        packet_id = row[6]
         self.ledger.next_sent = max(self.ledger.next_sent, row[7] + 1)
         if not row[2]:  # received by the client: only the release is left
             self._take_id(session, packet_id)
@@ -223,12 +219,11 @@ class _Restorer:
             sent = DeliveryRun(item, packet_id, item.qos, None, item.row, item.count)
         else:
             sent = item
-        size = sent.size_bytes()
         for each in range(packet_id, packet_id + item.count):
             self._take_id(session, each)
             session.inflight[each] = sent
-        session.inflight_bytes += size * item.count
-        self.broker.dispatcher.inflight_bytes += size * item.count
+        session.inflight_bytes += sent.size_bytes() * item.count
+        self.broker.dispatcher.holdings.take(sent.body, item.count)
 
     def _take_id(self, session: Session, packet_id: int) -> None:
         """An id that was used again: the run it belonged to was acknowledged so far."""
@@ -237,9 +232,7 @@ class _Restorer:
         earlier = session.inflight.pop(packet_id)
         if earlier is None:
             return
-        size = earlier.size_bytes()
-        session.inflight_bytes -= size
-        self.broker.dispatcher.inflight_bytes -= size
+        self.broker.dispatcher.free(session, earlier)
         self.broker.dispatcher.note_settled(session, packet_id, earlier)
 
     def _count(self, row: Row) -> None:

@@ -68,21 +68,15 @@ class Queue:
         return (self.regular or self.priority)[0]
 
     def drop_oldest(self) -> Delivery | Run:
-        """Give up the oldest regular message, or the oldest priority one if there is no other."""
-        lane = self.regular or self.priority
-        if isinstance(lane[0], Run):
-            self.break_up(lane[0])
-        return self._taken(lane.popleft())
-
-    def drop_item(self) -> Delivery | Run:
-        """As `drop_oldest`, but a whole run."""
+        """Give up the oldest regular message or run, or the oldest priority one if there is no other."""
         return self._taken((self.regular or self.priority).popleft())
 
-    def break_up(self, run: Run) -> None:
+    def break_up(self, run: Run) -> list[Message]:
         """Replace the run in front by its messages."""
         self._taken(self.regular.popleft())
+        messages = run.messages()
         row = run.row + run.count
-        for message in reversed(run.messages()):
+        for message in reversed(messages):
             row -= 1
             delivery = Delivery(message, run.qos, False)
             if run.row:
@@ -90,18 +84,19 @@ class Queue:
             self.regular.appendleft(delivery)
             self.messages += 1
             self.size_bytes += delivery.size_bytes()
+        return messages
 
-    def cut_front(self, run: Run, count: int) -> bool:
+    def cut_front(self, run: Run, count: int) -> tuple[Run, Run] | None:
         """Divide the run in front after `count` messages, if that can be done."""
         pieces = run.cut(count)
         if pieces is None:
-            return False
+            return None
         self._taken(self.regular.popleft())
         for piece in reversed(pieces):
             self.regular.appendleft(piece)
             self.messages += piece.count
             self.size_bytes += piece.size_bytes()
-        return True
+        return pieces
 
     def items(self) -> Iterator[Delivery | Run]:
         yield from self.priority

@@ -47,7 +47,7 @@ from polybus.session.tbus.link import TbusLink
 from polybus.session.tbus.neighbor import CallingLink, Gate
 from polybus.session.tbus.options import TbusOptions
 from polybus.store.durable import DurableState
-from polybus.store.folder import DataFolder
+from polybus.store.folder import DataFolder, StoreError
 
 log = logging.getLogger("polybus.net")
 
@@ -184,7 +184,7 @@ class Server:
         try:
             if self._state is not None:
                 self._state.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreError) as error:
             log.error("the last changes could not be written", extra={"fields": {"error": str(error)}})
         if self._folder is not None:
             self._folder.close()

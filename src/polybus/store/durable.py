@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,7 +15,7 @@ from polybus.broker.ledger import Ledger
 from polybus.broker.restore import Restored, restore
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.store.folder import DataFolder
-from polybus.store.state import STATE_FILE, StateFile, Sync
+from polybus.store.state import STATE_FILE, StateFile, Sync, damaged
 from polybus.store.writer import StateWriter
 
 log = logging.getLogger("polybus.store")
@@ -37,17 +38,21 @@ class DurableState:
     ) -> None:
         """`call` brings a function to the event loop's thread; `now` is the loop's time; `before` is a journal
         that must have everything before this one has."""
-        self._file = StateFile(folder.path / STATE_FILE, sync)
+        self._file = StateFile(folder.path / STATE_FILE, sync, beside=[folder.lock_place()])
         self.ledger = Ledger(is_durable=True)
         self.journal = StateWriter(self._file, self.ledger, call, before=before, on_trouble=on_trouble)
         self._set_clock(now)
 
     def restore(self, broker: Broker, now: float) -> Restored:
+        """Raises ConfigError for records that do not fit together."""
         began = time.monotonic()
         image = self._file.begin(time.time())
         gc.disable()  # nothing of this is garbage, and a million objects are many to look at again and again
         try:
             restored = restore(broker, image, ENCODINGS, now=now, progress=_tell_progress)
+        except (LookupError, msgspec.MsgspecError, sqlite3.Error) as error:
+            self.ledger.forget()  # nothing of a broker that is half there
+            raise damaged(self._file.path, f"{type(error).__name__}: {error}") from error
         finally:
             gc.enable()
         if any(msgspec.structs.astuple(restored)):

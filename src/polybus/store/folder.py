@@ -20,6 +20,39 @@ class FolderError(StoreError, ConfigError):
     """The data folder cannot be used, or another process has it."""
 
 
+class FileMoved(StoreError):
+    """An open file is not in its place any more."""
+
+
+class Place:
+    """Where a file was when it was opened, and must stay while it is.
+
+    Who removes or replaces it under a running broker takes away all that is written from then on: the broker
+    writes into a file without a name, and the next one will find another, or none. The operating system says
+    nothing, so we look.
+    """
+
+    __slots__ = ("_identity", "path")
+
+    def __init__(self, path: Path, opened: os.stat_result) -> None:
+        self.path = path
+        self._identity = opened.st_dev, opened.st_ino
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Of a file that has just been opened. Raises OSError."""
+        return cls(path, path.stat())
+
+    def check(self) -> None:
+        """Raises FileMoved."""
+        try:
+            there = os.stat(self.path)
+        except OSError as error:
+            raise FileMoved(f"{self.path} was removed while it is in use ({error.strerror})") from error
+        if (there.st_dev, there.st_ino) != self._identity:
+            raise FileMoved(f"{self.path} was replaced while it is in use")
+
+
 class DataFolder:
     """Holds the folder from construction until `close`, or until the process ends in any way.
 
@@ -50,6 +83,10 @@ class DataFolder:
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def lock_place(self) -> Place:
+        """Without its lock file the folder would be free for a second broker."""
+        return Place(self.path / "lock", os.fstat(self._lock))
 
     def folder(self, *names: str) -> Path:
         """A folder inside, made if it is not there."""

@@ -1,15 +1,16 @@
 """The state file: one SQLite database in the data folder.
 
 Everything here blocks, so a broker writes from a thread of its own (`writer`). A batch is one transaction
-of at most one statement for each kind of change, with all its rows in one argument (JSON, and one blob for
-what JSON cannot carry): each statement gives up the interpreter's lock and has to get it back from a busy
-event loop, so a statement for each row would be slow when it matters.
+of one statement for each kind of change (more if there is very much), with all its rows in one argument (JSON,
+and one blob for what JSON cannot carry): each statement gives up the interpreter's lock and has to get it back
+from a busy event loop, so a statement for each row would be slow when it matters.
 """
 
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ import msgspec
 from polybus.broker.ledger import Batch
 from polybus.broker.restore import Image
 from polybus.errors import ConfigError
+from polybus.store.folder import Place
 from polybus.store.schema import APPLICATION_ID, VERSION, migrate
 
 log = logging.getLogger("polybus.store")
@@ -29,6 +31,11 @@ CHECKPOINT_PAGES: Final = 4096
 """Pages in the write-ahead log past which they are brought into the file, which makes the commit that
 does it wait for the disk: 16 MiB."""
 CACHE_KIB: Final = 16 * 1024
+LOOK_S: Final = 0.1
+"""After so long a commit looks whether the files are still in their place. To look at four of them after each
+would give up the interpreter's lock as often, and slow down small commits."""
+ARGUMENT_BYTES: Final = 64 * 1024 * 1024
+"""What one statement gets at once. Behind a disk in trouble more may wait than SQLite takes in one value."""
 
 _DELETE: Final = "DELETE FROM {} WHERE {} IN (SELECT value FROM json_each(?1))"
 _PUT_RECORDS: Final = (
@@ -62,10 +69,21 @@ class StateFile:
     """Raises ConfigError for a file that is not ours, newer than we know, or damaged; it stays as it is."""
 
     def __init__(
-        self, path: Path, sync: Sync = "normal", before_commit: Callable[[], None] = lambda: None
+        self,
+        path: Path,
+        sync: Sync = "normal",
+        before_commit: Callable[[], None] = lambda: None,
+        *,
+        beside: Iterable[Place] = (),
+        look_s: float = LOOK_S,
     ) -> None:
-        """`before_commit` may raise what a disk may do to the end of a transaction."""
+        """`before_commit` may raise what a disk may do to the end of a transaction. `beside`: other files that
+        must stay in their place."""
         self.path = path
+        self._places = list(beside)
+        self._is_moved = False
+        self._look_s = look_s
+        self._look_at = 0.0
         self._before_commit = before_commit
         is_new = not path.exists() or not path.stat().st_size
         try:
@@ -78,6 +96,9 @@ class StateFile:
             raise ConfigError(f"cannot open {path}: {error}; choose another data folder") from error
         try:
             self._prepare(is_new, sync)
+            # The log and its index are there from the first transaction to the end.
+            for suffix in ("", "-wal", "-shm"):
+                self._places.append(Place.of(path.with_name(path.name + suffix)))
         except BaseException:
             self._db.close()
             raise
@@ -121,10 +142,7 @@ class StateFile:
     def _check(self) -> None:
         problem = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
-            raise ConfigError(
-                f"{self.path} is damaged ({problem}); it is left as it is:"
-                " restore it from a backup, or move it away to begin anew"
-            )
+            raise damaged(self.path, problem)
 
     def close(self) -> None:
         self._db.close()
@@ -156,8 +174,23 @@ class StateFile:
 
     # -- writing ------------------------------------------------------------------------------------
 
+    def check_places(self) -> None:
+        """Raises FileMoved if what is written would not be found."""
+        self._look_at = time.monotonic() + self._look_s
+        self._is_moved = True
+        for place in self._places:
+            place.check()
+        self._is_moved = False
+
     def apply(self, batch: Batch) -> None:
-        """All of it or nothing. Raises sqlite3.Error."""
+        """All of it or nothing; it may be applied again. Raises sqlite3.Error, FileMoved."""
+        if self._is_moved:
+            self.check_places()  # the folder may be somebody else's by now
+        self._apply(batch)
+        if time.monotonic() >= self._look_at:
+            self.check_places()  # else it is safe in a file that nobody will open
+
+    def _apply(self, batch: Batch) -> None:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -203,7 +236,12 @@ class StateFile:
             self._db.execute(_FACT, ("alive_at", batch.alive_at))
 
     def _run(self, statement: str, values: list[Any]) -> None:
-        self._db.execute(statement, (_to_json(values).decode(),))
+        text = _to_json(values)
+        if self._is_too_long(len(text), values):
+            for half in _halves(values):
+                self._run(statement, half)
+        else:
+            self._db.execute(statement, (text.decode(),))
 
     def _put(self, statement: str, records: list[Any]) -> None:
         """Keys and the place of each record in one long blob; SQL counts from 1."""
@@ -211,8 +249,18 @@ class StateFile:
         for *keys, record in records:
             places.append((*keys, at, len(record)))
             at += len(record)
-        blob = b"".join([record[-1] for record in records])
-        self._db.execute(statement, (_to_json(places).decode(), blob))
+        text = _to_json(places)
+        if self._is_too_long(max(at, len(text)), records):
+            for half in _halves(records):
+                self._put(statement, half)
+        else:
+            blob = b"".join([record[-1] for record in records])
+            self._db.execute(statement, (text.decode(), blob))
+
+    def _is_too_long(self, size_bytes: int, values: list[Any]) -> bool:
+        """For one argument. A single record always fits: no packet is as large as what SQLite takes (1 GB)."""
+        limit = self._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2
+        return size_bytes > min(ARGUMENT_BYTES, limit) and len(values) > 1
 
     def _replace(self, put: str, delete: str, records: list[Any]) -> None:
         """Those without a record are deleted."""
@@ -230,6 +278,18 @@ class StateFile:
             self._run(_UNSUBSCRIBE, gone)
         if there:
             self._put(_SUBSCRIBE, there)
+
+
+def _halves(values: list[Any]) -> tuple[list[Any], list[Any]]:
+    middle = len(values) // 2
+    return values[:middle], values[middle:]
+
+
+def damaged(path: Path, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged ({problem}); it is left as it is:"
+        " restore it from a backup, or move it away to begin anew"
+    )
 
 
 _GONE_ROWS: Final = _DELETE.format("deliveries", "row")

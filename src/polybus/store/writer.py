@@ -2,7 +2,8 @@
 
 One batch is written at a time. What changes meanwhile gathers in the ledger, where much of it cancels out,
 and becomes the next batch: so the slower the disk, the larger the groups. A batch that cannot be written is
-tried again until it can; `on_trouble` is told why, and with an empty text when it is over.
+tried again until it can; `on_trouble` is told why, and with an empty text when it is over. So it is if the
+files are not in their place any more: that is looked at after a batch, and once a second if there is none.
 
 Where messages are logged too, their logs come first: a batch may say that a QoS 2 message was received, and
 what was received is not taken a second time. So it must be in its log by then.
@@ -19,13 +20,23 @@ from typing import Final
 
 from polybus.broker.journal import Journal, MemoryJournal
 from polybus.broker.ledger import Batch, Ledger
+from polybus.store.folder import FileMoved
 from polybus.store.state import StateFile
 
 log = logging.getLogger("polybus.store")
 
 RETRY_S: Final = 1.0
+LOOK_S: Final = 1.0
+"""Between two looks at files that are not written to."""
 REMIND_S: Final = 60.0
 """Between two log lines about the same lasting trouble."""
+
+
+REFUSED: Final = "durable state cannot be written, new durable work is refused"
+MOVED: Final = (
+    "files of the durable state were moved or removed: what is written now would be lost, so new durable work"
+    " is refused; bring them back, or start the bus again, which then begins with what is in their place"
+)
 
 
 class StateWriter:
@@ -40,6 +51,7 @@ class StateWriter:
         before: Journal | None = None,
         on_trouble: Callable[[str], None] = lambda why: None,
         retry_s: float = RETRY_S,
+        look_s: float = LOOK_S,
     ) -> None:
         self._file = file
         self._ledger = ledger
@@ -47,6 +59,7 @@ class StateWriter:
         self._before = before or MemoryJournal()
         self._on_trouble = on_trouble
         self._retry_s = retry_s
+        self._look_s = look_s
         self._trouble = ""
         self._remind_at = 0.0
         self._is_writing = False
@@ -88,7 +101,7 @@ class StateWriter:
 
     def close(self) -> None:
         """Write the rest, and end. Blocks. What comes before this has been closed by then. Raises sqlite3.Error
-        if the disk does not take it."""
+        if the disk does not take it, FileMoved if nobody would find it."""
         self._is_closing.set()
         self._batches.put(None)
         self._thread.join()
@@ -103,41 +116,62 @@ class StateWriter:
     # -- the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (batch := self._batches.get()) is not None:
+        while (batch := self._next()) is not None:
             while not self._is_written(batch):
                 if self._is_closing.wait(self._retry_s):
                     self._unwritten = batch
                     return
             self._call(self._written)
 
+    def _next(self) -> Batch | None:
+        is_missed = False
+        while True:
+            try:
+                return self._batches.get(timeout=self._look_s)
+            except queue.Empty:
+                if self._fails(self._file.check_places):
+                    is_missed = True
+                elif is_missed:
+                    is_missed = False
+                    self._call(self._recovered)
+
     def _is_written(self, batch: Batch) -> bool:
+        return not self._fails(partial(self._file.apply, batch))
+
+    def _fails(self, action: Callable[[], None]) -> bool:
         try:
-            self._file.apply(batch)
+            action()
         except Exception as error:  # whatever it is: if this thread ended, nobody would be answered any more
-            if not isinstance(error, sqlite3.Error):
+            if not isinstance(error, sqlite3.Error | FileMoved):
                 log.exception("internal error while writing durable state")
-            self._call(partial(self._failed, str(error)))
-            return False
-        return True
+            self._call(partial(self._failed, str(error), is_fatal=isinstance(error, FileMoved)))
+            return True
+        return False
 
     # -- back on the loop -----------------------------------------------------------------------------
 
-    def _written(self) -> None:
-        self._is_writing = False
+    def _recovered(self) -> None:
         if self._trouble:
             self._trouble = ""
             log.error("durable state can be written again")
             self._on_trouble("")
+
+    def _written(self) -> None:
+        self._is_writing = False
+        self._recovered()
         done, self._being_written = self._being_written, []
         for each in done:
             each()
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str, *, is_fatal: bool = False) -> None:
         now = time.monotonic()
         if not self._trouble or now >= self._remind_at:
             self._remind_at = now + REMIND_S
             fields = {"file": str(self._file.path), "error": why}
-            log.error("durable state cannot be written, new durable work is refused", extra={"fields": fields})
+            if is_fatal:
+                log.critical(MOVED, extra={"fields": fields})
+            else:
+                log.error(REFUSED, extra={"fields": fields})
         if self._trouble != why:
             self._trouble = why
             self._on_trouble(why)
