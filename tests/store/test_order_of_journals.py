@@ -21,9 +21,13 @@ class Slow:
 
     def __init__(self) -> None:
         self.asked: list[Callable[[], None]] = []
+        self.commits: list[int] = []
 
     def commit(self, done: Callable[[], None]) -> None:
         self.asked.append(done)
+
+    def committed(self, commit: int) -> None:
+        self.commits.append(commit)
 
 
 class Stores:

@@ -54,6 +54,7 @@ _UNSUBSCRIBE: Final = (
     " (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?1))"
 )
 _FACT: Final = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_LOGGED: Final = "logged"
 
 _to_json: Final = msgspec.json.Encoder().encode
 
@@ -136,6 +137,8 @@ class StateFile:
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
         starts = int(facts.get("starts", 0)) + 1
         self._db.execute(_FACT, ("starts", starts))
+        if _LOGGED not in facts:  # from here on, what a log has beyond this was not committed
+            self._db.execute(_FACT, (_LOGGED, 0))
         rows = "SELECT row, session, piece, first, count, qos, packet_id, sent, extra FROM deliveries"
         return Image(
             starts,
@@ -150,6 +153,11 @@ class StateFile:
             self._select("SELECT number, record FROM stored ORDER BY number"),
             self._select("SELECT serial, record FROM requests ORDER BY serial"),
         )
+
+    def logged(self) -> int | None:
+        """The last commit that logs waited for; None: there was none yet."""
+        found = self._db.execute("SELECT value FROM facts WHERE name = ?", (_LOGGED,)).fetchone()
+        return None if found is None else int(found[0])
 
     def _select(self, query: str) -> Iterator[Any]:
         return self._db.execute(query)
@@ -201,6 +209,8 @@ class StateFile:
             self._subscriptions(batch)
         if batch.alive_at is not None:
             self._db.execute(_FACT, ("alive_at", batch.alive_at))
+        if batch.logged:
+            self._db.execute(_FACT, (_LOGGED, batch.logged))
 
     def _run(self, statement: str, values: list[Any]) -> None:
         self._db.execute(statement, (_to_json(values).decode(),))

@@ -5,7 +5,8 @@ and becomes the next batch: so the slower the disk, the larger the groups. A bat
 tried again until it can; `on_trouble` is told why, and with an empty text when it is over.
 
 Where messages are logged too, their logs come first: a batch may say that a QoS 2 message was received, and
-what was received is not taken a second time. So it must be in its log by then.
+what was received is not taken a second time. So it must be in its log by then; and it counts there when the batch
+is written, so that a crash in between leaves neither.
 """
 
 import logging
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from polybus.broker.journal import Journal, MemoryJournal
 from polybus.broker.ledger import Batch, Ledger
@@ -28,6 +29,18 @@ REMIND_S: Final = 60.0
 """Between two log lines about the same lasting trouble."""
 
 
+class Logs(Journal, Protocol):
+    """What must have everything before the state has."""
+
+    def committed(self, commit: int) -> None:
+        """What belongs to this commit (`Ledger.logged`) is there for good. In any thread."""
+
+
+class NoLogs(MemoryJournal):
+    def committed(self, commit: int) -> None:
+        pass
+
+
 class StateWriter:
     """A `Journal`. All but the thread itself happens on the event loop's thread, to which `call` brings."""
 
@@ -37,14 +50,14 @@ class StateWriter:
         ledger: Ledger,
         call: Callable[[Callable[[], None]], object],
         *,
-        before: Journal | None = None,
+        before: Logs | None = None,
         on_trouble: Callable[[str], None] = lambda why: None,
         retry_s: float = RETRY_S,
     ) -> None:
         self._file = file
         self._ledger = ledger
         self._call = call
-        self._before = before or MemoryJournal()
+        self._before = before or NoLogs()
         self._on_trouble = on_trouble
         self._retry_s = retry_s
         self._trouble = ""
@@ -52,6 +65,7 @@ class StateWriter:
         self._is_writing = False
         self._being_written: list[Callable[[], None]] = []
         self._waiting: list[Callable[[], None]] = []
+        self._settling: list[Callable[[], None]] = []
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._held_back: Batch | None = None
@@ -80,6 +94,17 @@ class StateWriter:
         self._held_back = batch
         self._before.commit(partial(self._hand_over, batch))
 
+    def settle(self, done: Callable[[], None]) -> None:
+        """Call `done` when nothing is under way any more; for what changed since, a commit has to be asked for."""
+        self._settling.append(done)
+        if not self._is_writing:
+            self._settled()
+
+    def _settled(self) -> None:
+        settling, self._settling = self._settling, []
+        for each in settling:
+            self._before.commit(each)
+
     def _hand_over(self, batch: Batch) -> None:
         """To the thread: what must be safe before it is."""
         if self._held_back is batch:
@@ -87,8 +112,8 @@ class StateWriter:
             self._batches.put(batch)
 
     def close(self) -> None:
-        """Write the rest, and end. Blocks. What comes before this has been closed by then. Raises sqlite3.Error
-        if the disk does not take it."""
+        """Write the rest, and end. Blocks. What comes before this has written all of its own by then. Raises
+        sqlite3.Error if the disk does not take it."""
         self._is_closing.set()
         self._batches.put(None)
         self._thread.join()
@@ -96,7 +121,7 @@ class StateWriter:
         try:
             for batch in (self._unwritten, held_back, self._ledger.take()):
                 if batch is not None:
-                    self._file.apply(batch)
+                    self._apply(batch)
         finally:
             self._file.close()
 
@@ -112,13 +137,18 @@ class StateWriter:
 
     def _is_written(self, batch: Batch) -> bool:
         try:
-            self._file.apply(batch)
+            self._apply(batch)
         except Exception as error:  # whatever it is: if this thread ended, nobody would be answered any more
             if not isinstance(error, sqlite3.Error):
                 log.exception("internal error while writing durable state")
             self._call(partial(self._failed, str(error)))
             return False
         return True
+
+    def _apply(self, batch: Batch) -> None:
+        self._file.apply(batch)
+        if batch.logged:
+            self._before.committed(batch.logged)
 
     # -- back on the loop -----------------------------------------------------------------------------
 
@@ -131,6 +161,8 @@ class StateWriter:
         done, self._being_written = self._being_written, []
         for each in done:
             each()
+        if not self._waiting:
+            self._settled()
 
     def _failed(self, why: str) -> None:
         now = time.monotonic()

@@ -25,18 +25,22 @@ MOST_TOPICS: Final = 100_000
 class Gathering:
     """What comes next in a partition."""
 
-    __slots__ = ("partition", "pieces", "rows", "size_bytes")
+    __slots__ = ("commit", "partition", "pieces", "rows", "size_bytes")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.pieces: list[Piece] = []
         self.rows = 0
         self.size_bytes = 0
+        self.commit = 0
+        """The one that they belong to; never two."""
 
 
 class Stream:
-    def __init__(self, folder: Path, rule: StreamRule, *, is_synced: bool, files: Files) -> None:
-        """Opens what is there, or begins. Raises StoreError or OSError."""
+    def __init__(
+        self, folder: Path, rule: StreamRule, *, is_synced: bool, files: Files, committed: int | None = None
+    ) -> None:
+        """Opens what is there, or begins. For `committed` see `Partition`. Raises StoreError or OSError."""
         self.rule = rule
         self.folder = folder
         self.refusal: str | None = None
@@ -56,7 +60,7 @@ class Stream:
         self.partitions: list[Partition] = []
         try:
             for number in range(max(rule.partitions, there)):
-                self.partitions.append(Partition(folder / str(number), number, shape, files))
+                self.partitions.append(Partition(folder / str(number), number, shape, files, committed))
             files.replace(folder / "stream.json", _describe(rule))
         except BaseException:
             self.close()
@@ -76,6 +80,10 @@ class Stream:
                 self._places.clear()
             place = self._places[topic] = self.gatherings[partition_of(topic, self.rule.partitions)]
         return place
+
+    def committed(self, commit: int) -> bool:
+        """What belongs to this commit is there for good. False: there was nothing. In any thread."""
+        return any([partition.mark.committed(commit) for partition in self.partitions])
 
     def tend(self, now_us: int) -> None:
         """Begin new segments and drop old ones, where it is time. Raises OSError. For the writer."""
