@@ -4,6 +4,7 @@ Otherwise a crash between the two loses it: its publisher sends it again, and is
 """
 
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,9 @@ from polybus.broker.ledger import Ledger
 from polybus.broker.message import Message
 from polybus.store.state import StateFile
 from polybus.store.writer import StateWriter
+
+
+PATIENCE_S = 30.0
 
 
 class Slow:
@@ -44,6 +48,14 @@ class Stores:
     def change(self, topic: str) -> None:
         self.ledger.retained_changed(topic, Message(topic, b"x", 1, True))
         self.writer.commit(lambda: self.done.append(topic))
+
+    def until_posted(self) -> None:
+        """What the thread says, on the loop."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._posted:
+            assert time.monotonic() < deadline, "nothing was written"
+            time.sleep(0.001)
+        self._posted.pop()()
 
     def kept(self) -> list[str]:
         """What is in the file."""
@@ -79,3 +91,38 @@ def test_what_was_held_back_is_written_at_the_end(stores: Stores) -> None:
     stores.writer.close()
     stores.logs.asked[0]()  # too late: nobody minds
     assert stores.kept() == ["a", "b"]
+
+
+def test_what_is_logged_counts_after_the_commit_that_it_belongs_to(stores: Stores) -> None:
+    assert stores.ledger.logged() == 1
+    stores.change("a")
+    assert stores.ledger.logged() == 2, "another commit: the first is under way"
+    assert stores.logs.commits == []
+    stores.logs.asked.pop()()
+    stores.until_posted()
+    assert stores.logs.commits == [1]
+    assert StateFile(stores.path, "normal").logged() == 1
+    stores.writer.close()
+    assert stores.logs.commits == [1, 2]
+    assert StateFile(stores.path, "normal").logged() == 2
+
+
+def test_what_is_logged_alone_is_a_commit_too(stores: Stores) -> None:
+    """Nothing of the state changed, but the state says what counts."""
+    stores.ledger.logged()
+    stores.writer.commit(lambda: stores.done.append("logged"))
+    stores.logs.asked.pop()()
+    stores.until_posted()
+    assert (stores.logs.commits, stores.done) == ([1], ["logged"])
+    stores.writer.close()
+
+
+def test_settled_means_that_nothing_is_under_way(stores: Stores) -> None:
+    stores.change("a")
+    stores.writer.settle(lambda: stores.done.append("settled"))
+    stores.logs.asked.pop()()
+    stores.until_posted()
+    assert stores.done == ["a"]
+    stores.logs.asked.pop()()
+    assert stores.done == ["a", "settled"]
+    stores.writer.close()
