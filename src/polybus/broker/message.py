@@ -86,6 +86,8 @@ class Run(msgspec.Struct, gc=False):
     """Which message of its piece it begins with."""
     row: int = 0
     """Its first row in the durable store, on its way to a session that is kept; each message has one."""
+    size: int = 0
+    """Of each packet, if all are known to be alike; 0: nobody looked."""
 
     @property
     def is_priority(self) -> bool:

@@ -86,7 +86,9 @@ def read_mark(folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     if len(found) != _DIGITS + 1 or not found[:_DIGITS].isdigit():
-        raise StoreError(f"{path} is no mark of {_DIGITS} digits; move it away, and everything in the log counts")
+        raise StoreError(
+            f"{path} is no mark of {_DIGITS} digits; move it away, and everything in the log counts"
+        )
     return int(found)
 
 
