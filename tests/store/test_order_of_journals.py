@@ -16,7 +16,6 @@ from polybus.broker.message import Message
 from polybus.store.state import StateFile
 from polybus.store.writer import StateWriter
 
-
 PATIENCE_S = 30.0
 
 

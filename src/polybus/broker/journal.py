@@ -32,5 +32,5 @@ class Log(Protocol):
         """Why nothing can be kept for now; then whoever wants an acknowledgement is refused."""
 
     def append(self, item: Message | Run, commit: int) -> bool:
-        """Take a message. It is there for good with this commit of the state (`Ledger.logged`); 0: as soon as it
-        is written. False: so much waits to be written that its publisher should pause."""
+        """Take a message. It counts with this commit of the state (`Ledger.logged`); 0: as soon as it is
+        written. False: so much waits to be written that its publisher should pause."""

@@ -119,8 +119,8 @@ class Streams:
         return server
 
     async def stop(self, settle: Callable[[Callable[[], None]], None]) -> None:
-        """Nobody reads any more; wait until everything taken so far is written and acknowledged. `settle` tells when
-        the state has what it was given, logs and all."""
+        """Nobody reads any more; wait until everything taken so far is written and acknowledged. `settle` tells
+        when the state has what it was given, logs and all."""
         if self._http is not None:
             # Its threads may wait for this one, for a password to be checked.
             await asyncio.to_thread(self._http.close)
@@ -143,8 +143,8 @@ class Streams:
 
 
 def open_streams(config: Config, folder: DataFolder, committed: int | None) -> Streams:
-    """`committed` is the last commit that the state has. Raises StoreError for files that cannot be used, ConfigError
-    if what streams need is not installed."""
+    """`committed` is the last commit that the state has. Raises StoreError for files that cannot be used,
+    ConfigError if what streams need is not installed."""
     # Arrow's own allocator gives memory back between two batches, in pages of 2 MB that the kernel has to clear
     # each time it is asked again: a fifth of the writer's time. It can only be told before it is loaded.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

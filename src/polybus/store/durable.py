@@ -34,8 +34,8 @@ class DurableState:
         open_logs: Callable[[int | None], Logs | None] = lambda committed: None,
         on_trouble: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`call` brings a function to the event loop's thread; `now` is the loop's time; `open_logs` gives what must
-        have everything before the state has, and is told the last commit that it had."""
+        """`call` brings a function to the event loop's thread; `now` is the loop's time; `open_logs` gives what
+        must have everything before the state has, and is told the last commit that it had."""
         self._file = StateFile(folder.path / STATE_FILE, sync)
         try:
             logged = self._file.logged()

@@ -20,6 +20,12 @@ class FolderError(StoreError, ConfigError):
     """The data folder cannot be used, or another process has it."""
 
 
+def room_bytes(path: Path) -> int:
+    """What may still be written there."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 class DataFolder:
     """Holds the folder from construction until `close`, or until the process ends in any way.
 

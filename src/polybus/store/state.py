@@ -18,6 +18,7 @@ import msgspec
 from polybus.broker.ledger import Batch
 from polybus.broker.restore import Image
 from polybus.errors import ConfigError
+from polybus.store.folder import room_bytes
 from polybus.store.schema import APPLICATION_ID, VERSION, migrate
 
 log = logging.getLogger("polybus.store")
@@ -28,6 +29,8 @@ STATE_FILE: Final = "state.sqlite"
 CHECKPOINT_PAGES: Final = 4096
 """Pages in the write-ahead log past which they are brought into the file, which makes the commit that
 does it wait for the disk: 16 MiB."""
+START_BYTES: Final = 128 * 1024
+"""What SQLite may write beside the file before it is open."""
 CACHE_KIB: Final = 16 * 1024
 
 _DELETE: Final = "DELETE FROM {} WHERE {} IN (SELECT value FROM json_each(?1))"
@@ -110,6 +113,13 @@ class StateFile:
             if version < VERSION:
                 migrate(db, version)
         except sqlite3.DatabaseError as error:
+            folder = self.path.parent
+            left = room_bytes(folder)
+            if left < START_BYTES:  # SQLite says "I/O error" for this, too
+                raise ConfigError(
+                    f"{self.path} cannot be opened: {error}; {folder} has {left // 1024} kB left, and a start"
+                    f" needs some {START_BYTES // 1024} kB: make room, or choose another data folder (--data-dir)"
+                ) from error
             if is_new:
                 raise ConfigError(
                     f"{self.path} cannot be written: {error}; make room, or choose another data folder"

@@ -5,8 +5,8 @@ and becomes the next batch: so the slower the disk, the larger the groups. A bat
 tried again until it can; `on_trouble` is told why, and with an empty text when it is over.
 
 Where messages are logged too, their logs come first: a batch may say that a QoS 2 message was received, and
-what was received is not taken a second time. So it must be in its log by then; and it counts there when the batch
-is written, so that a crash in between leaves neither.
+what was received is not taken a second time. So it must be in its log by then; and it counts there when the
+batch is written, so that a crash in between leaves neither.
 """
 
 import logging
@@ -95,7 +95,7 @@ class StateWriter:
         self._before.commit(partial(self._hand_over, batch))
 
     def settle(self, done: Callable[[], None]) -> None:
-        """Call `done` when nothing is under way any more; for what changed since, a commit has to be asked for."""
+        """Call `done` when nothing is under way any more. For what changed since, ask for a commit."""
         self._settling.append(done)
         if not self._is_writing:
             self._settled()

@@ -277,8 +277,8 @@ async def expiry(scene: Scene) -> None:
 
 
 async def between(scene: Scene) -> None:
-    """Dies again and again when the stream has records and the state does not know them yet. Whoever published them
-    has no acknowledgement and sends them again: in the stream they are once, at any QoS."""
+    """Dies again and again when the stream has records and the state does not know them yet. Whoever published
+    them has no acknowledgement and sends them again: in the stream they are once, at any QoS."""
     streams = [Stream("crash/between/1", 1), Stream("crash/between/2", 2)]
     publishers = [Publisher(scene.cast.client(f"publisher-{stream.qos}"), [stream]) for stream in streams]
     for _ in range(DEATHS):

@@ -1,6 +1,7 @@
 """`python -m tests.e2e.crash.doomed`: Polybus that dies when a stream has something and the state does not yet.
 
-It lives as any other until its data folder has a file `doom`; the next commit that records wait for is then its end.
+It lives as any other until its data folder has a file `doom`: the next commit that records wait for is then
+its end.
 """
 
 import os

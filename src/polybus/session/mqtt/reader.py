@@ -234,7 +234,7 @@ class MqttReader(StreamLink):
         elif plan.log is None:
             broker.publish_run(plan, Run(wire, count, encoding, self.client_id))
         else:
-            alike = size if len(counts) == 1 else 0
+            alike = len(wire) // count if len(counts) == 1 else 0
             broker.publish_run(plan, Run(wire, count, encoding, self.client_id, size=alike))
         for route, found in counts:
             route.messages += found

@@ -1,12 +1,12 @@
 """From what travels on the bus to Arrow columns.
 
-A piece is neighbouring records that are alike: same topic, same size, same everything but the payload. A run of
-alike packets is one piece and becomes columns without a step per message. Who read it from the wire mostly knows
-that they are alike (`Run.size`); otherwise one comparison of a matrix of its bytes tells. Everything else is
-pieces of one record each.
+A piece is neighbouring records that are alike: same topic, same size, same everything but the payload. A run
+of alike packets is one piece and becomes columns without a step per message. Who read it from the wire mostly
+knows that they are alike (`Run.size`); otherwise one comparison of a matrix of its bytes tells. Everything else
+is pieces of one record each.
 
-All this happens in a thread beside the event loop's. What counts is how often it gives up the interpreter's lock
-and asks for it again, for each time the loop may have to stop: so few large steps, not many small ones.
+All this happens in a thread beside the event loop's. What counts is how often it gives up the interpreter's
+lock and asks for it again, for each time the loop may have to stop: so few large steps, not many small ones.
 """
 
 import functools

@@ -1,15 +1,16 @@
 """How far a partition's records are there for good.
 
-What is acknowledged belongs to a commit of the broker's state (`Ledger.logged`), and is in the log before that:
-so a crash between the two leaves records that nobody was promised, and whose publishers will send them again.
-Each batch says which commit it belongs to. Readers see nothing of it before that commit, and the next start takes
-away what is behind the mark and belongs to a commit that the state does not have. So a record and the state
-that says "received" are there together, or neither is (OP-01).
+What is acknowledged belongs to a commit of the broker's state (`Ledger.logged`), and is in the log before
+that: so a crash between the two leaves records that nobody was promised, and whose publishers will send them
+again. Each batch says which commit it belongs to. Readers see nothing of it before that commit, and the next
+start takes away what is behind the mark and belongs to a commit that the state does not have. So a record and
+the state that says "received" are there together, or neither is (OP-01).
 
 QoS 0 belongs to no commit and counts when it is written, unless it stands behind something that waits.
 
-The mark is kept in a file beside the segments, for those who read the folder. It also keeps a state file that is
-older than the log, such as a backup, from costing records that were seen: only what is behind the mark is in doubt.
+The mark is kept in a file beside the segments, for those who read the folder. It also keeps a state file that
+is older than the log, such as a backup, from costing records that were seen: only what is behind the mark is in
+doubt.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ class Mark:
             return True
 
     def _show(self, offset: int) -> None:
-        # Other processes may see it a moment later if the disk is in trouble; it is written again with the next.
+        # With a disk in trouble other processes see it a moment later: it is written again with the next.
         with contextlib.suppress(OSError):
             os.pwrite(self._fd, _encode(offset), 0)
         self.offset = offset

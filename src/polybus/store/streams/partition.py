@@ -162,8 +162,8 @@ class Partition:
     # -- writing --------------------------------------------------------------------------------
 
     def append(self, batch: pa.RecordBatch, commit: int = 0) -> None:
-        """Write records that begin with offset `written` and belong to this commit (`mark`). Raises OSError, and
-        then nothing was written."""
+        """Write records that begin with offset `written` and belong to this commit (`mark`). Raises OSError,
+        and then nothing was written."""
         if self._fd < 0:
             self._reopen()
         if self._reserved < self.written + len(batch):

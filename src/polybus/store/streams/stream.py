@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.streams")
 
+STREAM_FILE: Final = "stream.json"
+ID_BYTES: Final = 8
 MOST_TOPICS: Final = 100_000
 """Remembered with their partition."""
 
@@ -49,6 +52,8 @@ class Stream:
         """Records that could not be written."""
         self.listeners: WeakSet[Cursor] = WeakSet()
         files.make_folder(folder)
+        self.id = _known_id(folder) or secrets.token_hex(ID_BYTES)
+        """Its own for ever: one that was deleted and begins anew under the same name has another."""
         there = _partitions_there(folder)
         if there > rule.partitions:
             fields = {"stream": rule.name, "was": there, "is": rule.partitions}
@@ -61,7 +66,7 @@ class Stream:
         try:
             for number in range(max(rule.partitions, there)):
                 self.partitions.append(Partition(folder / str(number), number, shape, files, committed))
-            files.replace(folder / "stream.json", _describe(rule))
+            files.replace(folder / STREAM_FILE, _describe(rule, self.id))
         except BaseException:
             self.close()
             raise
@@ -83,7 +88,8 @@ class Stream:
 
     def committed(self, commit: int) -> bool:
         """What belongs to this commit is there for good. False: there was nothing. In any thread."""
-        return any([partition.mark.committed(commit) for partition in self.partitions])
+        found = [partition.mark.committed(commit) for partition in self.partitions]
+        return any(found)
 
     def tend(self, now_us: int) -> None:
         """Begin new segments and drop old ones, where it is time. Raises OSError. For the writer."""
@@ -100,9 +106,25 @@ class Stream:
             partition.close()
 
 
-def _describe(rule: StreamRule) -> bytes:
+def _describe(rule: StreamRule, identity: str) -> bytes:
     """For those who read the folder without the configuration."""
-    return json.dumps({"format": 1, "name": rule.name, "filters": rule.filters}, indent=1).encode() + b"\n"
+    told = {"format": 1, "name": rule.name, "id": identity, "filters": rule.filters}
+    return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def _known_id(folder: Path) -> str | None:
+    """None: it has none yet. Raises StoreError."""
+    path = folder / STREAM_FILE
+    try:
+        found = json.loads(path.read_text()).get("id")
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError) as error:
+        raise StoreError(
+            f"{path} cannot be read ({error}); move it away, and the stream gets a new id: readers will take it"
+            " for another one"
+        ) from error
+    return str(found) if found else None
 
 
 def _partitions_there(folder: Path) -> int:

@@ -10,16 +10,19 @@ What waits is bounded: past `MOST_WAITING_BYTES` publishers are stopped. What ca
 (`refusal`, `on_failed`), counted and logged, and never acknowledged; everything else goes on.
 """
 
+import contextlib
+import errno
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
-from polybus.store.folder import DataFolder
+from polybus.store.folder import DataFolder, StoreError
 from polybus.store.streams.columns import build, pieces_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.rule import StreamRule
@@ -35,6 +38,8 @@ GATHER_S: Final = 0.02
 BATCH_ROWS: Final = 16_384
 BATCH_BYTES: Final = 4 * 1024 * 1024
 TEND_S: Final = 1.0
+OPEN_KIB: Final = 64
+"""What opening a partition may write: notes of its own, and the beginning of a segment."""
 ITEM_BYTES: Final = 200
 """What a noted message costs beside its bytes."""
 
@@ -76,16 +81,18 @@ class StreamSet:
         clock: Clock = wall_clock,
         committed: int | None = None,
     ) -> None:
-        """Opens every stream. `committed` is the last commit that the state has, if anyone knows. Raises StoreError
-        or OSError."""
+        """Opens every stream. `committed` is the last commit that the state has, if anyone knows. Raises
+        StoreError."""
         self._clock = clock
         self.streams: dict[str, Stream] = {}
         try:
             for rule in rules:
-                place = folder.folder("streams") / rule.name
-                self.streams[rule.name] = Stream(
-                    place, rule, is_synced=is_synced, files=files or Files(), committed=committed
-                )
+                place = folder.path / "streams" / rule.name
+                with _opening(rule, place):
+                    folder.folder("streams")
+                    self.streams[rule.name] = Stream(
+                        place, rule, is_synced=is_synced, files=files or Files(), committed=committed
+                    )
         except BaseException:
             self._close_streams()
             raise
@@ -295,6 +302,21 @@ class StreamSet:
                 stream.refusal = None
                 fields = {"stream": stream.name, "lost_records": stream.lost}
                 log.warning("a stream can be written again", extra={"fields": fields})
+
+
+@contextlib.contextmanager
+def _opening(rule: StreamRule, place: Path) -> Iterator[None]:
+    """Who starts a bus sees nothing but the error: it says where, and what is needed. Raises StoreError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "see to it that it can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = f"a start needs some {OPEN_KIB * rule.partitions} kB there: make room"
+        raise StoreError(
+            f"stream {rule.name} cannot be opened in {place}: {error.strerror or error}; {remedy},"
+            " or choose another data folder (--data-dir)"
+        ) from error
 
 
 def _cost(item: Message | Run) -> int:
