@@ -13,7 +13,7 @@ import pytest
 
 from polybus.broker.ledger import Ledger
 from polybus.broker.message import Message
-from polybus.store.state import StateFile
+from polybus.store.state import StateFile, Sync
 from polybus.store.writer import StateWriter
 
 PATIENCE_S = 30.0
@@ -34,14 +34,14 @@ class Slow:
 
 
 class Stores:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sync: Sync = "normal") -> None:
         self.path = folder / "state.sqlite"
         self.logs = Slow()
         self.ledger = Ledger(is_durable=True)
         self.done: list[str] = []
         self._posted: list[Callable[[], None]] = []
         self.writer = StateWriter(
-            StateFile(self.path, "normal"), self.ledger, self._posted.append, before=self.logs
+            StateFile(self.path, sync), self.ledger, self._posted.append, before=self.logs
         )
 
     def change(self, topic: str) -> None:
@@ -106,14 +106,35 @@ def test_what_is_logged_counts_after_the_commit_that_it_belongs_to(stores: Store
     assert StateFile(stores.path, "normal").logged() == 2
 
 
-def test_what_is_logged_alone_is_a_commit_too(stores: Stores) -> None:
-    """Nothing of the state changed, but the state says what counts."""
+def test_what_is_logged_alone_needs_no_state(stores: Stores) -> None:
+    """Nothing of it changed: the log's own mark outlives the process."""
+    stores.ledger.logged()
+    stores.writer.commit(lambda: stores.done.append("logged"))
+    assert (stores.logs.commits, stores.done) == ([], [])
+    stores.logs.asked.pop()()
+    assert (stores.logs.commits, stores.done) == ([1], ["logged"])
+    assert stores.writer._batches.empty()
+    stores.writer.close()
+
+
+def test_with_sync_the_state_has_every_commit(tmp_path: Path) -> None:
+    """Nobody syncs a mark."""
+    stores = Stores(tmp_path, "full")
     stores.ledger.logged()
     stores.writer.commit(lambda: stores.done.append("logged"))
     stores.logs.asked.pop()()
+    assert (stores.logs.commits, stores.done) == ([], [])
     stores.until_posted()
     assert (stores.logs.commits, stores.done) == ([1], ["logged"])
+    assert StateFile(stores.path, "full").logged() == 1
     stores.writer.close()
+
+
+def test_at_the_end_what_was_logged_alone_counts_too(stores: Stores) -> None:
+    stores.ledger.logged()
+    stores.writer.commit(lambda: stores.done.append("logged"))
+    stores.writer.close()
+    assert stores.logs.commits == [1]
 
 
 def test_settled_means_that_nothing_is_under_way(stores: Stores) -> None:

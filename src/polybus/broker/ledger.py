@@ -63,7 +63,10 @@ class Batch(msgspec.Struct):
     """The number of this commit, if something in a log waits for it."""
 
     def is_empty(self) -> bool:
-        return self.alive_at is None and not self.logged and not any(getattr(self, name) for name in _LISTS)
+        return not self.logged and self.changes_nothing()
+
+    def changes_nothing(self) -> bool:
+        return self.alive_at is None and not any(getattr(self, name) for name in _LISTS)
 
 
 _LISTS = tuple(name for name in Batch.__struct_fields__ if name not in ("alive_at", "logged"))

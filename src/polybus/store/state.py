@@ -70,6 +70,7 @@ class StateFile:
     ) -> None:
         """`before_commit` may raise what a disk may do to the end of a transaction."""
         self.path = path
+        self.is_synced = sync == "full"
         self._before_commit = before_commit
         is_new = not path.exists() or not path.stat().st_size
         try:
@@ -118,7 +119,7 @@ class StateFile:
             if left < START_BYTES:  # SQLite says "I/O error" for this, too
                 raise ConfigError(
                     f"{self.path} cannot be opened: {error}; {folder} has {left // 1024} kB left, and a start"
-                    f" needs some {START_BYTES // 1024} kB: make room, or choose another data folder (--data-dir)"
+                    f" needs some {START_BYTES // 1024} kB: make room, or choose another folder (--data-dir)"
                 ) from error
             if is_new:
                 raise ConfigError(

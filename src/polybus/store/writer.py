@@ -68,6 +68,8 @@ class StateWriter:
         self._settling: list[Callable[[], None]] = []
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._is_closing = threading.Event()
+        self._alone = 0
+        """The last commit that the state has no part in."""
         self._held_back: Batch | None = None
         self._unwritten: Batch | None = None
         self._thread = threading.Thread(target=self._run, name="polybus-state", daemon=True)
@@ -89,10 +91,20 @@ class StateWriter:
             for each in waiting:
                 self._before.commit(each)
             return
+        if batch.changes_nothing() and not self._file.is_synced:
+            # Only a log has something new, and a mark of its own, which outlives the process as this file does.
+            self._alone = batch.logged
+            self._before.commit(partial(self._logged_alone, batch.logged, waiting))
+            return
         self._being_written = waiting
         self._is_writing = True
         self._held_back = batch
         self._before.commit(partial(self._hand_over, batch))
+
+    def _logged_alone(self, commit: int, done: list[Callable[[], None]]) -> None:
+        self._before.committed(commit)
+        for each in done:
+            each()
 
     def settle(self, done: Callable[[], None]) -> None:
         """Call `done` when nothing is under way any more. For what changed since, ask for a commit."""
@@ -118,6 +130,8 @@ class StateWriter:
         self._batches.put(None)
         self._thread.join()
         held_back, self._held_back = self._held_back, None
+        if self._alone:
+            self._before.committed(self._alone)
         try:
             for batch in (self._unwritten, held_back, self._ledger.take()):
                 if batch is not None:

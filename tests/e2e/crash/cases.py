@@ -281,6 +281,8 @@ async def between(scene: Scene) -> None:
     them has no acknowledgement and sends them again: in the stream they are once, at any QoS."""
     streams = [Stream("crash/between/1", 1), Stream("crash/between/2", 2)]
     publishers = [Publisher(scene.cast.client(f"publisher-{stream.qos}"), [stream]) for stream in streams]
+    # At QoS 1 there is nothing to commit, unless someone waits for it.
+    absent = await scene.absent_subscriber("absent", V5, streams[0])
     for _ in range(DEATHS):
         scene.broker.doom()
         for publisher, stream in zip(publishers, streams, strict=True):
@@ -291,6 +293,7 @@ async def between(scene: Scene) -> None:
         scene.broker.bury()
         await scene.restart()
         await until(lambda: not any(publisher.client.session.outgoing for publisher in publishers))
+    absent.client.is_away = False
 
 
 CASES: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
