@@ -1,5 +1,6 @@
 """A real bus, its folder, and a disk that is really full."""
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -66,6 +67,25 @@ def test_a_full_disk_refuses_what_it_cannot_keep_and_the_rest_goes_on(
     bus.__exit__()
     assert payloads(read_files(small_disk)) == acknowledged
     assert acknowledged
+
+
+def test_a_start_on_a_full_disk_says_where_and_what_is_needed(
+    start_bus: StartBus, small_disk: Path, tmp_path: Path
+) -> None:
+    bus = start_bus(CONFIG.format(folder=small_disk), data=small_disk)
+    bus.__exit__()
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", 0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    config = tmp_path / "polybus.toml"
+    config.write_text(LISTENER + CONFIG.format(folder=small_disk))
+    started = polybus("serve", "--config", config)
+    assert started.returncode == 2
+    assert f"{small_disk} has 0 kB left, and a start needs some 128 kB: make room" in started.stderr
+    assert "begin anew" not in started.stderr
+    assert "Traceback" not in started.stderr
+    (small_disk / "filler").unlink()
+    start_bus(CONFIG.format(folder=small_disk), data=small_disk)
 
 
 def test_a_second_bus_is_refused_with_one_clear_line(start_bus: StartBus, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`kill -9` at any moment: what was acknowledged is in the stream, once, and offsets go on."""
 
+import itertools
 import os
 import random
 import signal
@@ -91,7 +92,9 @@ def test_what_was_acknowledged_survives(start_bus: StartBus, tmp_path: Path, syn
     assert -1 in numbers
     for partition in ("0", "1"):
         offsets = [r["offset"] for r in read_files(tmp_path / "data/streams/all" / partition)]
-        assert offsets == list(range(len(offsets)))
+        # Those of what was not committed when it was killed are left out.
+        assert all(one < other for one, other in itertools.pairwise(offsets))  # type: ignore[operator]
+        assert {offset for place, offset in seen if place == partition} <= set(offsets)
         by_topic: dict[object, list[int]] = {}
         for record in read_files(tmp_path / "data/streams/all" / partition):
             by_topic.setdefault(record["topic"], []).append(int(record["payload"]))  # type: ignore[call-overload]

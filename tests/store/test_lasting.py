@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from polybus.broker.broker import MAX_PENDING_BYTES
 from polybus.wire.mqtt.packets import V5, V311, ConnAck, Properties, PubAck, PubComp, Publish, PubRec, PubRel
 from tests.session.harness import check_accounts, connect_packet
 from tests.store.lasting import LastingWorld
@@ -208,3 +209,34 @@ def test_a_long_queue(world: LastingWorld) -> None:
     assert [p.payload for p in back.receive_all()] == wanted
     world.flush()
     assert world.kill().restored.messages == 0
+
+
+@VERSIONS
+def test_a_message_that_fills_a_tick_is_committed_with_its_packet_id(world: LastingWorld, version: int) -> None:
+    """A large one makes the tick come while it is being taken: its delivery must not be safe before it is known
+    as received, or the publisher's next attempt would be another message."""
+    away = world.connect("away", version, keeps=True)
+    away.subscribe("t", qos=2)
+    away.drop()
+    publisher = world.connect("p", version, keeps=True)
+    world.flush()
+    world.advance(1.0)
+    world.disk.is_slow = True
+    large = Publish("t", bytes(MAX_PENDING_BYTES + 1), 2, packet_id=7)
+    publisher.send(large)
+    world.disk.write_silently()  # the first commit, and nothing behind it
+    world = world.kill()
+    again = world.connect("p", version, clean_start=False, keeps=True)
+    again.send(Publish("t", large.payload, 2, dup=True, packet_id=7))
+    again.send(PubRel(7))
+    world.flush()
+    back = world.connect("away", version, clean_start=False, keeps=True)
+    assert len(back.receive_all()) == 1
+
+
+@VERSIONS
+def test_what_is_refused_is_not_remembered_as_received(world: LastingWorld, version: int) -> None:
+    publisher = world.connect("p", version, keeps=True)
+    publisher.send(Publish("$SYS/x", b"", 2, packet_id=7))
+    session = world.broker.registry.sessions["p"]
+    assert not session.received

@@ -464,7 +464,7 @@ class Broker:
         self._grow(len(run.wire))
 
     def _keep(self, log: Log, item: Message | Run) -> None:
-        if log.append(item):
+        if log.append(item, self.ledger.logged() if item.qos else 0):
             return
         session = self.registry.sessions.get(item.origin)
         if session is not None and session.link is not None:

@@ -31,5 +31,6 @@ class Log(Protocol):
     def refusal(self) -> str | None:
         """Why nothing can be kept for now; then whoever wants an acknowledgement is refused."""
 
-    def append(self, item: Message | Run) -> bool:
-        """Take a message. False: so much waits to be written that its publisher should pause."""
+    def append(self, item: Message | Run, commit: int) -> bool:
+        """Take a message. It counts with this commit of the state (`Ledger.logged`); 0: as soon as it is
+        written. False: so much waits to be written that its publisher should pause."""

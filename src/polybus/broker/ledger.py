@@ -62,12 +62,17 @@ class Batch(msgspec.Struct):
     gone_requests: list[int] = []
     alive_at: float | None = None
     """On the wall clock: connections of now were there until then."""
+    logged: int = 0
+    """The number of this commit, if something in a log waits for it."""
 
     def is_empty(self) -> bool:
+        return not self.logged and self.changes_nothing()
+
+    def changes_nothing(self) -> bool:
         return self.alive_at is None and not any(getattr(self, name) for name in _LISTS)
 
 
-_LISTS = tuple(name for name in Batch.__struct_fields__ if name != "alive_at")
+_LISTS = tuple(name for name in Batch.__struct_fields__ if name not in ("alive_at", "logged"))
 
 
 class Ledger:
@@ -82,6 +87,8 @@ class Ledger:
         self.trouble = ""
         """Why the store takes nothing just now, for people. Meanwhile nothing new is promised."""
         self.next_row = self.next_piece = self.next_sent = self.next_session = self.next_stored = 1
+        self.next_commit = 1
+        """Counts only commits that logs wait for."""
         self._rows: dict[int, Row] = {}
         self._gone_rows: list[int] = []
         self._sent: dict[int, tuple[int, int]] = {}
@@ -99,6 +106,7 @@ class Ledger:
         self._requests: dict[Request, None] = {}
         self._known_requests: set[int] = set()
         self._alive_at: float | None = None
+        self._is_logged = False
 
     # -- deliveries -------------------------------------------------------------------------------
 
@@ -281,6 +289,14 @@ class Ledger:
         self._alive_at = now + self.offset
         self.is_dirty = True
 
+    def logged(self) -> int:
+        """A message that is acknowledged goes to a log: the commit that it belongs to, without which it does
+        not count. 0: there is no store, so the log stands alone."""
+        if not self.is_durable:
+            return 0
+        self._is_logged = self.is_dirty = True
+        return self.next_commit
+
     def take(self) -> Batch:
         """Everything since the last one. From here on it counts as written."""
         offset = self.offset
@@ -305,7 +321,9 @@ class Ledger:
             stored=[(n, records.pack(records.message_record(m, offset))) for n, m in self._stored.items()],
             gone_stored=self._gone_stored,
             alive_at=self._alive_at,
+            logged=self.next_commit if self._is_logged else 0,
         )
+        self.next_commit += self._is_logged
         self._known_sessions.update(number for number, _ in batch.sessions)
         if self._requests:
             self._take_requests(batch)
@@ -334,7 +352,7 @@ class Ledger:
         self._stored, self._gone_stored = {}, []
         self._requests = {}
         self._alive_at = None
-        self.is_dirty = False
+        self.is_dirty = self._is_logged = False
 
 
 def _packed(ids: Iterable[int] | None) -> bytes:

@@ -94,6 +94,8 @@ class Run(msgspec.Struct, gc=False):
     """Which message of its piece it begins with."""
     row: int = 0
     """Its first row in the durable store, on its way to a session that is kept; each message has one."""
+    size: int = 0
+    """Of each packet, if all are known to be alike; 0: nobody looked."""
     source: "Run | None" = None
     """The run whose bytes these are, if this is the same for one session alone: that one counts."""
     holders: int = 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from polybus.broker.access import Credentials, Verdict
 from polybus.broker.broker import Broker
-from polybus.broker.journal import Journal
 from polybus.broker.message import Delivery
 from polybus.broker.sessions import Session, Subscription
 from polybus.errors import ConfigError, UsageError
@@ -36,7 +36,6 @@ seen by everyone on the bus."""
 class Streams:
     def __init__(self, streams: "StreamSet") -> None:
         self.set = streams
-        self.journal: Journal = streams
         self._http: HttpServer | None = None
         self._threads = ThreadPoolExecutor(REPLAY_THREADS, thread_name_prefix="polybus-replay")
 
@@ -119,26 +118,36 @@ class Streams:
         self._http = server
         return server
 
-    async def stop(self) -> None:
-        """Nobody reads any more; wait until everything taken so far is written and acknowledged."""
+    async def stop(self, settle: Callable[[Callable[[], None]], None]) -> None:
+        """Nobody reads any more; wait until everything taken so far is written and acknowledged. `settle` tells
+        when the state has what it was given, logs and all."""
         if self._http is not None:
             # Its threads may wait for this one, for a password to be checked.
             await asyncio.to_thread(self._http.close)
             self._http = None
         done = asyncio.Event()
-        self.set.commit(done.set)
+        settle(done.set)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), SETTLE_S)
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        """Nobody reads, and nothing more is written."""
         if self._http is not None:
             self._http.close()
         self._threads.shutdown(cancel_futures=True)
+        self.set.finish()
+
+    def close(self) -> None:
+        """The state has what belongs to it."""
         self.set.close()
 
 
-def open_streams(config: Config, folder: DataFolder) -> Streams:
-    """Raises StoreError for files that cannot be used, ConfigError if what streams need is not installed."""
+def open_streams(config: Config, folder: DataFolder, committed: int | None) -> Streams:
+    """`committed` is the last commit that the state has. Raises StoreError for files that cannot be used,
+    ConfigError if what streams need is not installed."""
+    # Arrow's own allocator gives memory back between two batches, in pages of 2 MB that the kernel has to clear
+    # each time it is asked again: a fifth of the writer's time. It can only be told before it is loaded.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         if config.serves_http:
             import polybus.net.http_streams  # noqa: F401 (to know now rather than later)
@@ -148,4 +157,5 @@ def open_streams(config: Config, folder: DataFolder) -> Streams:
             f"{config.source or 'configuration'}: stream: needs {error.name}, which is not installed; install"
             " the extra: pip install 'polybus[streams]'"
         ) from error
-    return Streams(StreamSet(folder, config.streams, is_synced=config.store.sync == "full"))
+    is_synced = config.store.sync == "full"
+    return Streams(StreamSet(folder, config.streams, is_synced=is_synced, committed=committed))

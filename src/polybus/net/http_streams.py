@@ -160,6 +160,7 @@ def _details(stream: Stream) -> dict[str, object]:
     rule = stream.rule
     return {
         "name": stream.name,
+        "id": stream.id,
         "filters": rule.filters,
         "max_age_s": rule.max_age_s,
         "max_bytes": rule.max_bytes,

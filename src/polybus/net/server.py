@@ -48,6 +48,7 @@ from polybus.session.tbus.neighbor import CallingLink, Gate
 from polybus.session.tbus.options import TbusOptions
 from polybus.store.durable import DurableState
 from polybus.store.folder import DataFolder, StoreError
+from polybus.store.writer import Logs
 
 log = logging.getLogger("polybus.net")
 
@@ -163,29 +164,36 @@ class Server:
             return
         self._folder = DataFolder(config.server.data_dir)
         try:
-            if config.streams:
-                self.streams = open_streams(config, self._folder)
             self._state = DurableState(
                 self._folder,
                 config.store.sync,
                 self.loop.call_soon_threadsafe,
                 now=self.loop.time(),
-                before=self.streams.journal if self.streams is not None else None,
+                open_logs=self._open_streams,
                 on_trouble=self._on_trouble,
             )
         except BaseException:
             self._close_stores()
             raise
 
+    def _open_streams(self, committed: int | None) -> Logs | None:
+        if not self.config.streams:
+            return None
+        assert self._folder is not None
+        self.streams = open_streams(self.config, self._folder, committed)
+        return self.streams.set
+
     def _close_stores(self) -> None:
         """Blocks. What is logged comes before what was received, as always."""
         if self.streams is not None:
-            self.streams.close()
+            self.streams.finish()
         try:
             if self._state is not None:
                 self._state.close()
         except (sqlite3.Error, StoreError) as error:
             log.error("the last changes could not be written", extra={"fields": {"error": str(error)}})
+        if self.streams is not None:
+            self.streams.close()
         if self._folder is not None:
             self._folder.close()
 
@@ -227,7 +235,8 @@ class Server:
         self.broker.now = self.loop.time()
         if self.streams is not None:
             self.broker.tick(self.broker.now)
-            await self.streams.stop()
+            assert self._state is not None
+            await self.streams.stop(self._state.journal.settle)
         self.broker.stop()
         for connection in list(self._connections):
             connection.close()

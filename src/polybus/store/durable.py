@@ -10,13 +10,12 @@ from typing import Final
 import msgspec
 
 from polybus.broker.broker import Broker
-from polybus.broker.journal import Journal
 from polybus.broker.ledger import Ledger
 from polybus.broker.restore import Restored, restore
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.store.folder import DataFolder
 from polybus.store.state import STATE_FILE, StateFile, Sync, damaged
-from polybus.store.writer import StateWriter
+from polybus.store.writer import Logs, StateWriter
 
 log = logging.getLogger("polybus.store")
 
@@ -33,13 +32,20 @@ class DurableState:
         call: Callable[[Callable[[], None]], object],
         *,
         now: float,
-        before: Journal | None = None,
+        open_logs: Callable[[int | None], Logs | None] = lambda committed: None,
         on_trouble: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`call` brings a function to the event loop's thread; `now` is the loop's time; `before` is a journal
-        that must have everything before this one has."""
+        """`call` brings a function to the event loop's thread; `now` is the loop's time; `open_logs` gives what
+        must have everything before the state has, and is told the last commit that it had."""
         self._file = StateFile(folder.path / STATE_FILE, sync, beside=[folder.lock_place()])
+        try:
+            logged = self._file.logged()
+            before = open_logs(logged)
+        except BaseException:
+            self._file.close()
+            raise
         self.ledger = Ledger(is_durable=True)
+        self.ledger.next_commit = (logged or 0) + 1
         self.journal = StateWriter(self._file, self.ledger, call, before=before, on_trouble=on_trouble)
         self._set_clock(now)
 

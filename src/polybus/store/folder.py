@@ -53,6 +53,12 @@ class Place:
             raise FileMoved(f"{self.path} was replaced while it is in use")
 
 
+def room_bytes(path: Path) -> int:
+    """What may still be written there."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 class DataFolder:
     """Holds the folder from construction until `close`, or until the process ends in any way.
 

@@ -19,7 +19,7 @@ import msgspec
 from polybus.broker.ledger import Batch
 from polybus.broker.restore import Image
 from polybus.errors import ConfigError
-from polybus.store.folder import Place
+from polybus.store.folder import Place, room_bytes
 from polybus.store.schema import APPLICATION_ID, VERSION, migrate
 
 log = logging.getLogger("polybus.store")
@@ -30,6 +30,8 @@ STATE_FILE: Final = "state.sqlite"
 CHECKPOINT_PAGES: Final = 4096
 """Pages in the write-ahead log past which they are brought into the file, which makes the commit that
 does it wait for the disk: 16 MiB."""
+START_BYTES: Final = 128 * 1024
+"""What SQLite may write beside the file before it is open."""
 CACHE_KIB: Final = 16 * 1024
 LOOK_S: Final = 0.1
 """After so long a commit looks whether the files are still in their place. To look at four of them after each
@@ -61,6 +63,7 @@ _UNSUBSCRIBE: Final = (
     " (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?1))"
 )
 _FACT: Final = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_LOGGED: Final = "logged"
 
 _to_json: Final = msgspec.json.Encoder().encode
 
@@ -84,6 +87,7 @@ class StateFile:
         self._is_moved = False
         self._look_s = look_s
         self._look_at = 0.0
+        self.is_synced = sync == "full"
         self._before_commit = before_commit
         is_new = not path.exists() or not path.stat().st_size
         try:
@@ -130,6 +134,13 @@ class StateFile:
             if version < VERSION:
                 migrate(db, version)
         except sqlite3.DatabaseError as error:
+            folder = self.path.parent
+            left = room_bytes(folder)
+            if left < START_BYTES:  # SQLite says "I/O error" for this, too
+                raise ConfigError(
+                    f"{self.path} cannot be opened: {error}; {folder} has {left // 1024} kB left, and a start"
+                    f" needs some {START_BYTES // 1024} kB: make room, or choose another folder (--data-dir)"
+                ) from error
             if is_new:
                 raise ConfigError(
                     f"{self.path} cannot be written: {error}; make room, or choose another data folder"
@@ -154,6 +165,8 @@ class StateFile:
         facts = dict(self._db.execute("SELECT name, value FROM facts"))
         starts = int(facts.get("starts", 0)) + 1
         self._db.execute(_FACT, ("starts", starts))
+        if _LOGGED not in facts:  # from here on, what a log has beyond this was not committed
+            self._db.execute(_FACT, (_LOGGED, 0))
         rows = "SELECT row, session, piece, first, count, qos, packet_id, sent, extra FROM deliveries"
         return Image(
             starts,
@@ -168,6 +181,11 @@ class StateFile:
             self._select("SELECT number, record FROM stored ORDER BY number"),
             self._select("SELECT serial, record FROM requests ORDER BY serial"),
         )
+
+    def logged(self) -> int | None:
+        """The last commit that logs waited for; None: there was none yet."""
+        found = self._db.execute("SELECT value FROM facts WHERE name = ?", (_LOGGED,)).fetchone()
+        return None if found is None else int(found[0])
 
     def _select(self, query: str) -> Iterator[Any]:
         return self._db.execute(query)
@@ -234,6 +252,8 @@ class StateFile:
             self._subscriptions(batch)
         if batch.alive_at is not None:
             self._db.execute(_FACT, ("alive_at", batch.alive_at))
+        if batch.logged:
+            self._db.execute(_FACT, (_LOGGED, batch.logged))
 
     def _run(self, statement: str, values: list[Any]) -> None:
         text = _to_json(values)

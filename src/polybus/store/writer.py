@@ -6,7 +6,8 @@ tried again until it can; `on_trouble` is told why, and with an empty text when 
 files are not in their place any more: that is looked at after a batch, and once a second if there is none.
 
 Where messages are logged too, their logs come first: a batch may say that a QoS 2 message was received, and
-what was received is not taken a second time. So it must be in its log by then.
+what was received is not taken a second time. So it must be in its log by then; and it counts there when the
+batch is written, so that a crash in between leaves neither.
 """
 
 import logging
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from polybus.broker.journal import Journal, MemoryJournal
 from polybus.broker.ledger import Batch, Ledger
@@ -39,6 +40,18 @@ MOVED: Final = (
 )
 
 
+class Logs(Journal, Protocol):
+    """What must have everything before the state has."""
+
+    def committed(self, commit: int) -> None:
+        """What belongs to this commit (`Ledger.logged`) is there for good. In any thread."""
+
+
+class NoLogs(MemoryJournal):
+    def committed(self, commit: int) -> None:
+        pass
+
+
 class StateWriter:
     """A `Journal`. All but the thread itself happens on the event loop's thread, to which `call` brings."""
 
@@ -48,7 +61,7 @@ class StateWriter:
         ledger: Ledger,
         call: Callable[[Callable[[], None]], object],
         *,
-        before: Journal | None = None,
+        before: Logs | None = None,
         on_trouble: Callable[[str], None] = lambda why: None,
         retry_s: float = RETRY_S,
         look_s: float = LOOK_S,
@@ -56,7 +69,7 @@ class StateWriter:
         self._file = file
         self._ledger = ledger
         self._call = call
-        self._before = before or MemoryJournal()
+        self._before = before or NoLogs()
         self._on_trouble = on_trouble
         self._retry_s = retry_s
         self._look_s = look_s
@@ -65,8 +78,11 @@ class StateWriter:
         self._is_writing = False
         self._being_written: list[Callable[[], None]] = []
         self._waiting: list[Callable[[], None]] = []
+        self._settling: list[Callable[[], None]] = []
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._is_closing = threading.Event()
+        self._alone = 0
+        """The last commit that the state has no part in."""
         self._held_back: Batch | None = None
         self._unwritten: Batch | None = None
         self._thread = threading.Thread(target=self._run, name="polybus-state", daemon=True)
@@ -88,10 +104,31 @@ class StateWriter:
             for each in waiting:
                 self._before.commit(each)
             return
+        if batch.changes_nothing() and not self._file.is_synced:
+            # Only a log has something new, and a mark of its own, which outlives the process as this file does.
+            self._alone = batch.logged
+            self._before.commit(partial(self._logged_alone, batch.logged, waiting))
+            return
         self._being_written = waiting
         self._is_writing = True
         self._held_back = batch
         self._before.commit(partial(self._hand_over, batch))
+
+    def _logged_alone(self, commit: int, done: list[Callable[[], None]]) -> None:
+        self._before.committed(commit)
+        for each in done:
+            each()
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Call `done` when nothing is under way any more. For what changed since, ask for a commit."""
+        self._settling.append(done)
+        if not self._is_writing:
+            self._settled()
+
+    def _settled(self) -> None:
+        settling, self._settling = self._settling, []
+        for each in settling:
+            self._before.commit(each)
 
     def _hand_over(self, batch: Batch) -> None:
         """To the thread: what must be safe before it is."""
@@ -100,16 +137,18 @@ class StateWriter:
             self._batches.put(batch)
 
     def close(self) -> None:
-        """Write the rest, and end. Blocks. What comes before this has been closed by then. Raises sqlite3.Error
-        if the disk does not take it, FileMoved if nobody would find it."""
+        """Write the rest, and end. Blocks. What comes before this has written all of its own by then. Raises
+        sqlite3.Error if the disk does not take it, FileMoved if nobody would find it."""
         self._is_closing.set()
         self._batches.put(None)
         self._thread.join()
         held_back, self._held_back = self._held_back, None
+        if self._alone:
+            self._before.committed(self._alone)
         try:
             for batch in (self._unwritten, held_back, self._ledger.take()):
                 if batch is not None:
-                    self._file.apply(batch)
+                    self._apply(batch)
         finally:
             self._file.close()
 
@@ -136,7 +175,7 @@ class StateWriter:
                     self._call(self._recovered)
 
     def _is_written(self, batch: Batch) -> bool:
-        return not self._fails(partial(self._file.apply, batch))
+        return not self._fails(partial(self._apply, batch))
 
     def _fails(self, action: Callable[[], None]) -> bool:
         try:
@@ -147,6 +186,11 @@ class StateWriter:
             self._call(partial(self._failed, str(error), is_fatal=isinstance(error, FileMoved)))
             return True
         return False
+
+    def _apply(self, batch: Batch) -> None:
+        self._file.apply(batch)
+        if batch.logged:
+            self._before.committed(batch.logged)
 
     # -- back on the loop -----------------------------------------------------------------------------
 
@@ -162,6 +206,8 @@ class StateWriter:
         done, self._being_written = self._being_written, []
         for each in done:
             each()
+        if not self._waiting:
+            self._settled()
 
     def _failed(self, why: str, *, is_fatal: bool = False) -> None:
         now = time.monotonic()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.e2e.crash.brokers import KINDS, BrokerDied
-from tests.e2e.crash.cases import CASES, PLAIN_MQTT, run_case
+from tests.e2e.crash.cases import CASES, LOGGED, PLAIN_MQTT, run_case
 from tests.e2e.crash.cast import Outcome
 from tests.e2e.crash.moments import Moment
 from tests.e2e.crash.run import Plan, run
@@ -82,7 +82,8 @@ def known(case: str, broker: str) -> list[str]:
 
 def play(name: str, broker: str, count: int, sync: str, console: Console) -> bool:
     with tempfile.TemporaryDirectory(prefix="polybus-crash-") as folder:
-        outcome = run_case(name, broker, Path(folder), count=count, sync=sync)
+        chosen = "polybus-doomed" if name in LOGGED else broker
+        outcome = run_case(name, chosen, Path(folder), count=count, sync=sync)
     show(outcome, console)
     return outcome.verdict.is_good
 

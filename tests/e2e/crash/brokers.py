@@ -6,12 +6,14 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.brokers import mosquitto
+from tests.e2e.crash.doomed import DOOM
 from tests.e2e.processes import PATIENCE_S, POLYBUS
 
 # As durable as Mosquitto gets: it writes its whole state anew a second after each change.
@@ -61,17 +63,25 @@ class Setting:
         return self.folder / "data"
 
 
-def _polybus(setting: Setting, *flags: str, more: str = "") -> list[str]:
+DOOMED_POLYBUS = [sys.executable, "-m", "tests.e2e.crash.doomed"]
+
+
+def _polybus(
+    setting: Setting, *flags: str, more: str = "", program: Sequence[str] = tuple(POLYBUS)
+) -> list[str]:
     config = setting.folder / "polybus.toml"
     config.write_text(POLYBUS_CONFIG + more + setting.extra)
     ports = ["--mqtt-port", str(setting.mqtt_port), "--tbus-port", str(setting.tbus_port)]
-    return [*POLYBUS, "serve", "--config", str(config), "--log-level", "warn", *ports, *flags]
+    return [*program, "serve", "--config", str(config), "--log-level", "warn", *ports, *flags]
 
 
-def durable_polybus(setting: Setting) -> list[str]:
-    return _polybus(
-        setting, more=f'\n[server]\ndata_dir = "{setting.data}"\n\n[store]\nsync = "{setting.sync}"\n'
-    )
+def durable_polybus(setting: Setting, program: Sequence[str] = tuple(POLYBUS)) -> list[str]:
+    more = f'\n[server]\ndata_dir = "{setting.data}"\n\n[store]\nsync = "{setting.sync}"\n'
+    return _polybus(setting, more=more, program=program)
+
+
+def doomed_polybus(setting: Setting) -> list[str]:
+    return durable_polybus(setting, DOOMED_POLYBUS)
 
 
 def forgetful_polybus(setting: Setting) -> list[str]:
@@ -89,6 +99,7 @@ def snapshotting_mosquitto(setting: Setting) -> list[str]:
 
 KINDS: dict[str, Callable[[Setting], list[str]]] = {
     "polybus": durable_polybus,
+    "polybus-doomed": doomed_polybus,
     "polybus-memory": forgetful_polybus,
     "mosquitto": snapshotting_mosquitto,
 }
@@ -124,7 +135,11 @@ class BrokerProcess:
         assert self._process is None, "the last one is still there"
         command = KINDS[self.kind](self.setting)
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.setting.folder)
+            # Where it was started decides what it can import, not where it works.
+            environment = os.environ | {"PYTHONPATH": os.getcwd()}
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.setting.folder, env=environment
+            )
         self.lives += 1
 
     def await_listener(self, patience_s: float = PATIENCE_S) -> None:
@@ -146,6 +161,15 @@ class BrokerProcess:
         if self._process is not None and self.kills < self.lives:
             self._process.send_signal(signal.SIGKILL)
             self.kills = self.lives
+
+    def doom(self) -> None:
+        """Of `polybus-doomed`: it dies between the next record and its commit."""
+        (self.setting.data / DOOM).touch()
+
+    @property
+    def is_dead(self) -> bool:
+        self.check_alive()
+        return self._process is None or self._process.poll() is not None
 
     def bury(self) -> None:
         """Wait until the kernel has taken back its sockets and locks."""

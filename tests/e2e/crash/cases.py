@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polybus.wire.mqtt.packets import V5, V311, Properties, Will
+from tests.e2e.crash import logs
 from tests.e2e.crash.books import Audience, Stream
 from tests.e2e.crash.brokers import BrokerProcess, broker_in
 from tests.e2e.crash.cast import QUIET_S, Cast, Outcome, outcome_of
@@ -22,6 +23,7 @@ SIZE = 40
 PATIENCE_S = 100.0
 WILL_DELAY_S = 2
 EXPIRY_S = 2
+DEATHS = 6
 
 
 @dataclass
@@ -274,6 +276,26 @@ async def expiry(scene: Scene) -> None:
         scene.world.books.strange.append("a session outlived its expiry")
 
 
+async def between(scene: Scene) -> None:
+    """Dies again and again when the stream has records and the state does not know them yet. Whoever published
+    them has no acknowledgement and sends them again: in the stream they are once, at any QoS."""
+    streams = [Stream("crash/between/1", 1), Stream("crash/between/2", 2)]
+    publishers = [Publisher(scene.cast.client(f"publisher-{stream.qos}"), [stream]) for stream in streams]
+    # At QoS 1 there is nothing to commit, unless someone waits for it.
+    absent = await scene.absent_subscriber("absent", V5, streams[0])
+    for _ in range(DEATHS):
+        scene.broker.doom()
+        for publisher, stream in zip(publishers, streams, strict=True):
+            await publisher.client.room(WINDOW)
+            for size in (0, 0, 0, 3_000):
+                publisher.publish(stream, size)
+        await until(lambda: scene.broker.is_dead)
+        scene.broker.bury()
+        await scene.restart()
+        await until(lambda: not any(publisher.client.session.outgoing for publisher in publishers))
+    absent.client.is_away = False
+
+
 CASES: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
     "offline": offline,
     "recovery": recovery,
@@ -285,7 +307,10 @@ CASES: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
     "will": will,
     "clean-start": clean_start,
     "expiry": expiry,
+    "between": between,
 }
+LOGGED = frozenset({"between"})
+"""Those whose messages go to a stream, too."""
 PLAIN_MQTT = frozenset({"offline", "recovery", "half-way"})
 """What any MQTT broker can be asked."""
 
@@ -293,7 +318,7 @@ PLAIN_MQTT = frozenset({"offline", "recovery", "half-way"})
 async def play(
     name: str, broker_kind: str, folder: Path, *, count: int, sync: str = "normal", quiet_s: float = QUIET_S
 ) -> Outcome:
-    with broker_in(folder, broker_kind, sync) as broker:
+    with broker_in(folder, broker_kind, sync, logs.CONFIG if name in LOGGED else "") as broker:
         world = World(broker.setting.mqtt_port, broker.setting.tbus_port, random.Random(1))
         cast = Cast(world)
         broker.start()
@@ -305,6 +330,10 @@ async def play(
             broker.check_alive()
         finally:
             await cast.close()
+        if name in LOGGED:
+            broker.stop()
+            logs.expect(world.books)
+            logs.note(world.books, logs.read_records(broker.setting.data))
         return outcome_of(f"{broker_kind}: {name}, killed {broker.kills} times", broker, world)
 
 

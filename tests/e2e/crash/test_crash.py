@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.brokers import BrokerError, mosquitto
-from tests.e2e.crash.cases import CASES, PLAIN_MQTT, WILL_DELAY_S, run_case
+from tests.e2e.crash.cases import CASES, DEATHS, LOGGED, PLAIN_MQTT, WILL_DELAY_S, run_case
+from tests.e2e.crash.logs import KIND
 from tests.e2e.crash.run import Plan, run
 
 ROUNDS = int(os.environ.get("POLYBUS_CRASH_ROUNDS", "30"))
@@ -28,8 +29,17 @@ def test_a_broker_that_is_killed_again_and_again_keeps_its_promises(tmp_path: Pa
     assert all(row.acknowledged for row in outcome.verdict.rows), outcome.explain()
 
 
+@pytest.mark.parametrize("sync", ["normal", "full"])
+def test_a_record_is_in_the_stream_once_wherever_the_broker_dies(sync: str, tmp_path: Path) -> None:
+    outcome = run_case("between", "polybus-doomed", tmp_path, count=100, sync=sync)
+    assert outcome.verdict.is_good, outcome.explain()
+    rows = [outcome.verdict.row(KIND.format(qos)) for qos in (1, 2)]
+    assert all(row.acknowledged == 4 * DEATHS and not row.duplicated for row in rows), outcome.explain()
+
+
 @pytest.mark.parametrize(
-    ("case", "sync"), [*((case, "normal") for case in CASES), *((case, "full") for case in FULL_TOO)]
+    ("case", "sync"),
+    [*((case, "normal") for case in CASES if case not in LOGGED), *((case, "full") for case in FULL_TOO)],
 )
 def test_a_kill_at_a_chosen_moment(case: str, sync: str, tmp_path: Path) -> None:
     # Twenty thousand are for the one experiment that others are compared by.
@@ -51,7 +61,7 @@ def test_a_broker_that_forgets_is_found_out(tmp_path: Path) -> None:
 
 
 # The others are about what must not come, and a broker that forgets sends nothing.
-@pytest.mark.parametrize("case", sorted(set(CASES) - {"half-way", "clean-start", "expiry"}))
+@pytest.mark.parametrize("case", sorted(set(CASES) - {"half-way", "clean-start", "expiry", "between"}))
 def test_a_broker_that_forgets_is_found_out_by_the_case(case: str, tmp_path: Path) -> None:
     quiet_s = 2.0 * WILL_DELAY_S if case == "will" else 1.0
     outcome = run_case(case, "polybus-memory", tmp_path, count=400, quiet_s=quiet_s)

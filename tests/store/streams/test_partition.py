@@ -14,6 +14,7 @@ from polybus.store.folder import StoreError
 from polybus.store.streams import partition as partitions
 from polybus.store.streams.files import Files
 from polybus.store.streams.format import scan
+from polybus.store.streams.mark import MARK_FILE
 from polybus.store.streams.partition import Damaged, Extent, Gone, Partition, Shape
 from polybus.store.streams.segment import read_batch
 from tests.store.streams.records import batch, payloads, read_files
@@ -70,6 +71,7 @@ def test_cut_at_every_byte_of_the_last_batch(tmp_path: Path) -> None:
     last = scan(data).batches[-1]
     for size in range(last.at, len(data)):
         path.write_bytes(data[:size])
+        (tmp_path / "p" / MARK_FILE).write_text(f"{2:020}\n")  # who did not get to the end told nobody
         recovered = Partition(tmp_path / "p", 0)
         assert recovered.next == 2, size
         assert path.stat().st_size == last.at, size

@@ -286,7 +286,10 @@ class MqttLink(MqttReader):
         try:
             if packet.qos and self.broker.ledger.trouble:
                 self._check_store(packet, route, session)
-            self._publish(packet, route, session)
+            if packet.qos == 2:
+                self._publish_once(packet, route, session)
+            else:
+                self._publish(packet, route, session)
         except Unwelcome as error:
             self._refuse_publish(packet, error)
             return
@@ -295,12 +298,22 @@ class MqttLink(MqttReader):
             is_promise = not self.broker.ledger.trouble  # else it would not have been taken
             self.broker.hold(self, self._frame(PubAck(packet.packet_id)), is_promise=is_promise)
         elif packet.qos == 2:
-            if session.received is None:
-                session.received = set()
-            session.received.add(packet.packet_id)
-            if session.kept:
-                self.broker.ledger.received_changed(session)
             self._acknowledge(PubRec(packet.packet_id))
+
+    def _publish_once(self, packet: Publish, route: Route, session: Session) -> None:
+        """That it was received is noted before: publishing may end in a tick, whose commit must have both or
+        neither (OP-01). Raises what `_publish` does."""
+        if session.received is None:
+            session.received = set()
+        received = session.received
+        received.add(packet.packet_id)
+        if session.kept:
+            self.broker.ledger.received_changed(session)
+        try:
+            self._publish(packet, route, session)
+        except BaseException:
+            received.discard(packet.packet_id)
+            raise
 
     def _check_store(self, packet: Publish, route: Route, session: Session) -> None:
         """Nothing can be written down: what would have to be is refused (OP-01). Raises Unwelcome."""

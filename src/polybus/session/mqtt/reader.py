@@ -231,8 +231,11 @@ class MqttReader(StreamLink):
                 return -pos
             broker.publish_run(plan, Run(wire, count, encoding, self.client_id, qos, positions))
             broker.hold(self, reply)
-        else:
+        elif plan.log is None:
             broker.publish_run(plan, Run(wire, count, encoding, self.client_id))
+        else:
+            alike = len(wire) // count if len(counts) == 1 else 0
+            broker.publish_run(plan, Run(wire, count, encoding, self.client_id, size=alike))
         for route, found in counts:
             route.messages += found
         self.messages_in += count

@@ -42,8 +42,10 @@ _MARK: Final = b"polybus-batch-1:"
 _SEAL_DIGITS: Final = 88
 """Checksum and checksum of the head, 8 each; then length 16, first offset 16, rows 8, times 16 each."""
 _BLANK_SEAL: Final = _MARK + b"0" * _SEAL_DIGITS
+_COMMIT: Final = b"polybus-commit-1:"
+_COMMIT_DIGITS: Final = 16
 _MAX_METADATA: Final = 64 * 1024
-_MAX_HEAD: Final = 4096
+HEAD_BYTES: Final = 4096
 """More than the head of any batch of ours has."""
 _INDEX_MAGIC: Final = b"polybus-index-1\n"
 _ENTRY: Final = struct.Struct("<QQQIQQ")
@@ -105,13 +107,19 @@ _OPTIONS: Final = {
 
 
 def encode_batch(
-    batch: pa.RecordBatch, compression: Compression = "none", at: int = 0
+    batch: pa.RecordBatch, compression: Compression = "none", at: int = 0, commit: int = 0
 ) -> tuple[Batch, list[memoryview | bytes]]:
-    """What a batch is that stands at `at`, and its message, in pieces to be written one behind the other."""
+    """What a batch is that stands at `at`, and its message, in pieces to be written one behind the other.
+
+    `commit` is the one of the state that it belongs to; 0: none.
+    """
     sink = pa.BufferOutputStream()
     options = _OPTIONS[compression if len(batch) >= _WORTH_COMPRESSING else "none"]
+    said = {"polybus": _BLANK_SEAL}
+    if commit:
+        said["polybus-commit"] = b"%s%0*x" % (_COMMIT, _COMMIT_DIGITS, commit)
     with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
-        writer.write_batch(batch, custom_metadata={"polybus": _BLANK_SEAL})
+        writer.write_batch(batch, custom_metadata=said)
     whole = memoryview(sink.getvalue())
     message = whole[len(SCHEMA_BYTES) : len(whole) - len(END_OF_STREAM)]
     head = bytes(message[: 8 + _metadata_size(message, 0)])
@@ -139,7 +147,7 @@ def decode_header(data: bytes | memoryview, at: int) -> Batch | None:
     found = head.find(_MARK) + len(_MARK)
     digits = head[found : found + _SEAL_DIGITS]
     is_sealed = found >= len(_MARK) and len(digits) == _SEAL_DIGITS
-    if len(head) < 8 + size and not is_sealed and len(head) < _MAX_HEAD:
+    if len(head) < 8 + size and not is_sealed and len(head) < HEAD_BYTES:
         return None
     if not is_sealed:
         raise NotASegment("a message without the seal of a batch")
@@ -159,12 +167,19 @@ def decode_header(data: bytes | memoryview, at: int) -> Batch | None:
     return Batch(first, at, length, rows, min_time, max_time)
 
 
+def commit_of(head: bytes) -> int:
+    """The commit that a good batch belongs to, by the beginning of its bytes; 0: none."""
+    head = head[: 8 + _metadata_size(head, 0)]
+    found = head.find(_COMMIT)
+    return 0 if found < 0 else int(head[found + len(_COMMIT) :][:_COMMIT_DIGITS], 16)
+
+
 def is_intact(data: bytes | memoryview, batch: Batch) -> bool:
     """The bytes of this batch are there and have the checksum they were written with."""
     message = memoryview(data)[batch.at : batch.end]
     if len(message) < batch.size:
         return False
-    head = bytes(message[:_MAX_HEAD])
+    head = bytes(message[:HEAD_BYTES])
     at = head.find(_MARK) + len(_MARK)
     checksum = zlib.crc32(message[at + 8 :], zlib.crc32(head[:at]))
     return head[at : at + 8] == b"%08x" % checksum

@@ -1,16 +1,14 @@
 """One partition of a stream: a row of segments, the last of which is written.
 
 One thread writes (`append`, `tend`, `drop`); any thread reads (`span`, `offset_at`, the facts). What is
-written is told to readers by `next`, after it is in the file.
+written is told to readers by `next`, after it is in the file and there for good (`mark`).
 
 Offsets are never given twice. A crash of the process loses nothing that was written, but one of the
 machine may, unless every group is synced; and a segment may be found damaged at its end. So `reserved`
-always says an offset that was not reached yet, and who cannot be sure goes on from there.
+always says an offset that was not reached yet, and who cannot be sure goes on from there (`recovery`).
 """
 
 import contextlib
-import itertools
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -23,6 +21,17 @@ from polybus.store.folder import StoreError
 from polybus.store.streams import format as segments
 from polybus.store.streams.files import Files, boot_id
 from polybus.store.streams.format import Batch, Compression
+from polybus.store.streams.mark import Mark, read_mark
+from polybus.store.streams.recovery import (
+    RESERVED_FILE,
+    Reserved,
+    cut_away,
+    encode_reserved,
+    find_cut,
+    load_all,
+    next_offset,
+    read_reserved,
+)
 from polybus.store.streams.retention import SegmentFacts, must_roll
 from polybus.store.streams.segment import Segment, read_batch
 
@@ -80,9 +89,15 @@ class Extent(NamedTuple):
 
 class Partition:
     def __init__(
-        self, folder: Path, number: int, shape: Shape | None = None, files: Files | None = None
+        self,
+        folder: Path,
+        number: int,
+        shape: Shape | None = None,
+        files: Files | None = None,
+        committed: int | None = None,
     ) -> None:
-        """Opens what is there, or begins. Raises StoreError or OSError."""
+        """Opens what is there, or begins. `committed` is the last commit that the state has, if anyone knows.
+        Raises StoreError or OSError."""
         self.folder = folder
         self.number = number
         self.shape = shape or Shape()
@@ -91,19 +106,29 @@ class Partition:
         self._reserved = 0
         self.segments: tuple[Segment, ...] = ()
         self._files.make_folder(folder)
-        found = load_segments(folder)
-        self.next = self._recover(found)
+        found = load_all(folder)
+        self._tell_damages(found)
+        noted, mark, boot = read_reserved(folder), read_mark(folder), boot_id()
+        self.written = next_offset(found, noted, mark, boot)
+        """The next offset, for the writer."""
+        cut = find_cut(found, noted, mark, committed, boot)
+        self.segments = tuple(found)
         last = found[-1] if found else None
-        if last is not None and _is_open(last) and last.next == self.next:
+        if last is not None and _goes_on(last, self.written) and (cut is None or last.first == self.written):
             self._write_on(last)
-            self.segments = tuple(found)
         else:
-            self.segments = tuple(found)
             self._begin()
-        if self._reserved < self.next + RESERVE // 2:
-            self._reserve()
+        if cut is not None:
+            self.segments = cut_away(self.segments, cut, self._files)
+        self._reserve()
+        self.mark = Mark(folder, self.written, self._files)
 
     # -- what readers ask ---------------------------------------------------------------------
+
+    @property
+    def next(self) -> int:
+        """Behind the last record that is there for good."""
+        return self.mark.offset
 
     @property
     def first(self) -> int:
@@ -126,22 +151,25 @@ class Partition:
 
     def offset_at(self, time: int) -> int:
         """Of the first record that came at this time or later; `next` if there is none yet."""
-        return find_time(self.segments, time, self.next)
+        reached = self.next
+        return min(find_time(self.segments, time, reached), reached)
 
     def facts(self) -> list[SegmentFacts]:
         """Of the segments that may be dropped."""
-        return [SegmentFacts(self.number, s.first, s.file_bytes, s.max_time) for s in self.segments[:-1]]
+        row = [segment for segment in self.segments[:-1] if segment.next <= self.next]
+        return [SegmentFacts(self.number, s.first, s.file_bytes, s.max_time) for s in row]
 
     # -- writing --------------------------------------------------------------------------------
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Write records that begin with offset `next`. Raises OSError, and then nothing was written."""
+    def append(self, batch: pa.RecordBatch, commit: int = 0) -> None:
+        """Write records that begin with offset `written` and belong to this commit (`mark`). Raises OSError,
+        and then nothing was written."""
         if self._fd < 0:
             self._reopen()
-        if self._reserved < self.next + len(batch):
+        if self._reserved < self.written + len(batch):
             self._reserve()
         active = self.segments[-1]
-        noted, pieces = segments.encode_batch(batch, self.shape.compression, active.size_bytes)
+        noted, pieces = segments.encode_batch(batch, self.shape.compression, active.size_bytes, commit)
         try:
             self._files.append(self._fd, pieces)
             if self.shape.is_synced:
@@ -150,7 +178,8 @@ class Partition:
             self._take_back(active)
             raise
         active.note(noted)
-        self.next = active.next
+        self.written = active.next
+        self.mark.written(active.next, commit)
 
     def tend(self, now_us: int) -> None:
         """Begin a new segment if it is time. Raises OSError."""
@@ -177,6 +206,7 @@ class Partition:
         self._files.probe(self.folder)
 
     def close(self) -> None:
+        self.mark.close()
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.fdatasync(self._fd)
@@ -185,14 +215,14 @@ class Partition:
             self._fd = -1
 
     def _begin(self) -> None:
-        path = self.folder / f"{self.next:020}.arrow"
+        path = self.folder / f"{self.written:020}.arrow"
         fd = self._files.create(path, segments.SCHEMA_BYTES)
         if self.shape.is_synced:
             self._files.sync_folder(self.folder)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
-        segment = Segment(path, self.next)
+        segment = Segment(path, self.written)
         segment.begin(len(segments.SCHEMA_BYTES))
         self.segments = (*self.segments, segment)
 
@@ -238,45 +268,30 @@ class Partition:
     # -- offsets --------------------------------------------------------------------------------------
 
     def _reserve(self, *, is_clean: bool = False) -> None:
-        bound = self.next if is_clean else self.next + RESERVE
-        noted = {"offset": bound, "boot": boot_id(), "clean": is_clean}
-        self._files.replace(self.folder / "reserved", json.dumps(noted).encode())
+        bound = self.written if is_clean else self.written + RESERVE
+        noted = Reserved(bound, boot_id(), is_clean, self.shape.is_synced)
+        self._files.replace(self.folder / RESERVED_FILE, encode_reserved(noted))
         self._reserved = 0 if is_clean else bound
 
-    def _recover(self, found: Sequence[Segment]) -> int:
-        """The next offset, surely one that was never used."""
-        reached = max((segment.next for segment in found), default=0)
-        path = self.folder / "reserved"
-        try:
-            noted = json.loads(path.read_text())
-            bound, boot, is_clean = int(noted["offset"]), str(noted["boot"]), bool(noted["clean"])
-        except FileNotFoundError:
-            return reached
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{path} cannot be read ({error}); put an offset there that was never used, as"
-                ' {"offset": N, "boot": "", "clean": false}'
-            ) from error
-        is_doubtful = bool(found) and bool(found[-1].damages)
+    def _tell_damages(self, found: Sequence[Segment]) -> None:
         for damage in (damage for segment in found for damage in segment.damages):
             fields = {"stream": self.folder.parent.name, "partition": self.number, "at": damage.at}
             log.error(f"records are damaged: {damage.reason}", extra={"fields": fields})
-        if is_clean or (boot == boot_id() and not is_doubtful):
-            return max(reached, bound) if is_clean else reached
-        return max(reached, bound)
 
 
 def load_segments(folder: Path) -> list[Segment]:
-    """In their order. Raises StoreError."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".arrow"))
-    found = []
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):  # dropped just now by the broker whose folder this is
-            found.append(Segment.load(folder / name))
-    for one, other in itertools.pairwise(found):
-        if one.next > other.first:
-            raise StoreError(f"{other.path} begins before {one.path.name} ends; one of them is not of this log")
-    return found
+    """For those who read the folder of a bus, running or not: as far as its records are there for good.
+
+    Raises StoreError.
+    """
+    mark = read_mark(folder)
+    found = load_all(folder)
+    if mark is None:
+        return found
+    shown = [segment for segment in found if segment is found[0] or segment.first <= mark]
+    for segment in shown:
+        segment.hide(mark)
+    return shown
 
 
 def find_span(row: Sequence[Segment], start: int, stop: int) -> list[Extent]:
@@ -338,8 +353,9 @@ def times_of(row: Sequence[Segment]) -> tuple[int, int] | None:
     return (held[0].min_time, max(segment.max_time for segment in held)) if held else None
 
 
-def _is_open(segment: Segment) -> bool:
-    return not segment.is_sealed and not segment.damages
+def _goes_on(segment: Segment, offset: int) -> bool:
+    """It can be written on, from this offset."""
+    return not segment.is_sealed and not segment.damages and segment.next == offset
 
 
 def numbered_folders(folder: Path) -> list[Path]:

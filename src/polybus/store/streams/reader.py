@@ -50,6 +50,8 @@ class StreamFacts(NamedTuple):
     name: str
     filters: tuple[str, ...]
     partitions: tuple[PartitionFacts, ...]
+    id: str = ""
+    """Tells it from another one that had its name before; empty: the bus is too old to say."""
 
 
 class Source(Protocol):
@@ -99,7 +101,7 @@ class FolderSource:
             row = self._row(name, int(folder.name))
             size = sum(segment.file_bytes for segment in row)
             facts.append(PartitionFacts(int(folder.name), row[0].first, row[-1].next, times_of(row), size))
-        return StreamFacts(name, tuple(told["filters"]), tuple(facts))
+        return StreamFacts(name, tuple(told["filters"]), tuple(facts), str(told.get("id", "")))
 
     def batches(
         self,
@@ -172,7 +174,7 @@ class UrlSource:
                     each["partition"], each["first_offset"], each["next_offset"], times, each["size_bytes"]
                 )
             )
-        return StreamFacts(name, tuple(told["filters"]), tuple(facts))
+        return StreamFacts(name, tuple(told["filters"]), tuple(facts), str(told.get("id", "")))
 
     def batches(
         self,

@@ -69,6 +69,18 @@ class Segment:
                     _remember(self)
         return batches
 
+    def hide(self, mark: int) -> None:
+        """Leave out what is behind this offset. For readers, of segments that nobody writes."""
+        if self.next <= mark:
+            return
+        shown = [batch for batch in self.index() if batch.next <= mark]
+        self.next, self.size_bytes = self.first, len(segments.SCHEMA_BYTES)
+        self.min_time = self.max_time = 0
+        if shown:
+            self._sum_up(*shown)
+        self._batches = shown
+        self.is_sealed = False  # its index must not be asked again
+
     def count(self) -> int:
         return len(self.index())
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polybus.streams")
 
+STREAM_FILE: Final = "stream.json"
+ID_BYTES: Final = 8
 MOST_TOPICS: Final = 100_000
 """Remembered with their partition."""
 
@@ -25,18 +28,22 @@ MOST_TOPICS: Final = 100_000
 class Gathering:
     """What comes next in a partition."""
 
-    __slots__ = ("partition", "pieces", "rows", "size_bytes")
+    __slots__ = ("commit", "partition", "pieces", "rows", "size_bytes")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.pieces: list[Piece] = []
         self.rows = 0
         self.size_bytes = 0
+        self.commit = 0
+        """The one that they belong to; never two."""
 
 
 class Stream:
-    def __init__(self, folder: Path, rule: StreamRule, *, is_synced: bool, files: Files) -> None:
-        """Opens what is there, or begins. Raises StoreError or OSError."""
+    def __init__(
+        self, folder: Path, rule: StreamRule, *, is_synced: bool, files: Files, committed: int | None = None
+    ) -> None:
+        """Opens what is there, or begins. For `committed` see `Partition`. Raises StoreError or OSError."""
         self.rule = rule
         self.folder = folder
         self.refusal: str | None = None
@@ -45,6 +52,8 @@ class Stream:
         """Records that could not be written."""
         self.listeners: WeakSet[Cursor] = WeakSet()
         files.make_folder(folder)
+        self.id = _known_id(folder) or secrets.token_hex(ID_BYTES)
+        """Its own for ever: one that was deleted and begins anew under the same name has another."""
         there = _partitions_there(folder)
         if there > rule.partitions:
             fields = {"stream": rule.name, "was": there, "is": rule.partitions}
@@ -56,8 +65,8 @@ class Stream:
         self.partitions: list[Partition] = []
         try:
             for number in range(max(rule.partitions, there)):
-                self.partitions.append(Partition(folder / str(number), number, shape, files))
-            files.replace(folder / "stream.json", _describe(rule))
+                self.partitions.append(Partition(folder / str(number), number, shape, files, committed))
+            files.replace(folder / STREAM_FILE, _describe(rule, self.id))
         except BaseException:
             self.close()
             raise
@@ -77,6 +86,11 @@ class Stream:
             place = self._places[topic] = self.gatherings[partition_of(topic, self.rule.partitions)]
         return place
 
+    def committed(self, commit: int) -> bool:
+        """What belongs to this commit is there for good. False: there was nothing. In any thread."""
+        found = [partition.mark.committed(commit) for partition in self.partitions]
+        return any(found)
+
     def tend(self, now_us: int) -> None:
         """Begin new segments and drop old ones, where it is time. Raises OSError. For the writer."""
         for partition in self.partitions:
@@ -92,9 +106,25 @@ class Stream:
             partition.close()
 
 
-def _describe(rule: StreamRule) -> bytes:
+def _describe(rule: StreamRule, identity: str) -> bytes:
     """For those who read the folder without the configuration."""
-    return json.dumps({"format": 1, "name": rule.name, "filters": rule.filters}, indent=1).encode() + b"\n"
+    told = {"format": 1, "name": rule.name, "id": identity, "filters": rule.filters}
+    return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def _known_id(folder: Path) -> str | None:
+    """None: it has none yet. Raises StoreError."""
+    path = folder / STREAM_FILE
+    try:
+        found = json.loads(path.read_text()).get("id")
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError) as error:
+        raise StoreError(
+            f"{path} cannot be read ({error}); move it away, and the stream gets a new id: readers will take it"
+            " for another one"
+        ) from error
+    return str(found) if found else None
 
 
 def _partitions_there(folder: Path) -> int:

@@ -3,22 +3,26 @@
 The event loop only notes what was published (`StreamLog.append`). The thread turns what has gathered
 into one batch per partition and writes it; then the loop is told, releases the acknowledgements that
 waited for it (`commit`), and wakes those who read along. While acknowledgements wait, a group is
-written as soon as the one before it is done; otherwise it may gather for a moment.
+written as soon as the one before it is done; otherwise it may gather for a moment. What belongs to a
+commit of the state is seen after that (`mark`).
 
 What waits is bounded: past `MOST_WAITING_BYTES` publishers are stopped. What cannot be written is told
 (`refusal`, `on_failed`), counted and logged, and never acknowledged; everything else goes on.
 """
 
+import contextlib
+import errno
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
-from polybus.store.folder import DataFolder
+from polybus.store.folder import DataFolder, StoreError
 from polybus.store.streams.columns import build, pieces_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.rule import StreamRule
@@ -34,6 +38,8 @@ GATHER_S: Final = 0.02
 BATCH_ROWS: Final = 16_384
 BATCH_BYTES: Final = 4 * 1024 * 1024
 TEND_S: Final = 1.0
+OPEN_KIB: Final = 64
+"""What opening a partition may write: notes of its own, and the beginning of a segment."""
 ITEM_BYTES: Final = 200
 """What a noted message costs beside its bytes."""
 
@@ -58,8 +64,8 @@ class StreamLog:
     def refusal(self) -> str | None:
         return next((stream.refusal for stream in self.streams if stream.refusal is not None), None)
 
-    def append(self, item: Message | Run) -> bool:
-        return self._streams.take(self, item)
+    def append(self, item: Message | Run, commit: int = 0) -> bool:
+        return self._streams.take(self, item, commit)
 
 
 class StreamSet:
@@ -73,14 +79,20 @@ class StreamSet:
         is_synced: bool = False,
         files: Files | None = None,
         clock: Clock = wall_clock,
+        committed: int | None = None,
     ) -> None:
-        """Opens every stream. Raises StoreError or OSError."""
+        """Opens every stream. `committed` is the last commit that the state has, if anyone knows. Raises
+        StoreError."""
         self._clock = clock
         self.streams: dict[str, Stream] = {}
         try:
             for rule in rules:
-                place = folder.folder("streams") / rule.name
-                self.streams[rule.name] = Stream(place, rule, is_synced=is_synced, files=files or Files())
+                place = folder.path / "streams" / rule.name
+                with _opening(rule, place):
+                    folder.folder("streams")
+                    self.streams[rule.name] = Stream(
+                        place, rule, is_synced=is_synced, files=files or Files(), committed=committed
+                    )
         except BaseException:
             self._close_streams()
             raise
@@ -90,7 +102,7 @@ class StreamSet:
         """Told when those whom `append` stopped may go on."""
         self._post: Callable[..., object] = lambda call, *arguments: call(*arguments)
         self._logs: dict[tuple[str, ...], StreamLog] = {}
-        self._noted: deque[tuple[int, StreamLog, Message | Run]] = deque()
+        self._noted: deque[tuple[int, StreamLog, Message | Run, int]] = deque()
         self._taken = 0
         self._bytes_taken = 0
         self._safe = 0
@@ -112,14 +124,17 @@ class StreamSet:
         self._thread = threading.Thread(target=self._run, name="polybus-streams", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Write what is left. Commits that it completes are not told any more."""
+    def finish(self) -> None:
+        """Write what is left, and no more. Commits that it completes are not told; `committed` still is."""
         if self._thread is not None:
             self._is_stopping = True
             self._urgent.set()
             self._work.set()
             self._thread.join()
             self._thread = None
+
+    def close(self) -> None:
+        self.finish()
         self._close_streams()
 
     def _close_streams(self) -> None:
@@ -142,8 +157,8 @@ class StreamSet:
             found = self._logs[names] = StreamLog(self, tuple(self.streams[name] for name in names))
         return found
 
-    def take(self, streams: StreamLog, item: Message | Run) -> bool:
-        self._noted.append((self._clock(), streams, item))
+    def take(self, streams: StreamLog, item: Message | Run, commit: int) -> bool:
+        self._noted.append((self._clock(), streams, item, commit))
         self._taken += 1
         self._bytes_taken += _cost(item)
         if not self._is_awake:
@@ -170,6 +185,16 @@ class StreamSet:
         self._urgent.set()
         self._work.set()
 
+    def committed(self, commit: int) -> None:
+        """The state has this commit. In the thread that wrote it, before anyone else is told."""
+        if touched := [stream for stream in self.streams.values() if stream.committed(commit)]:
+            self._post(self._wake, touched)
+
+    def _wake(self, touched: Collection[Stream]) -> None:
+        for stream in touched:
+            for cursor in list(stream.listeners):
+                cursor.wake()
+
     def _on_written(self, written: int, touched: Collection[Stream], failed: Collection[str], why: str) -> None:
         self._safe = written
         if failed:
@@ -180,9 +205,7 @@ class StreamSet:
                 done()
             except Exception:  # our own fault: it must not cost those behind it
                 log.exception("internal error after a commit")
-        for stream in touched:
-            for cursor in list(stream.listeners):
-                cursor.wake()
+        self._wake(touched)
         if self._has_stopped_some and self.waiting_bytes() < MOST_WAITING_BYTES // 2:
             self._has_stopped_some = False
             self.on_room()
@@ -216,12 +239,16 @@ class StreamSet:
         touched: set[Stream] = set()
         size = 0
         for _ in range(count):
-            at, streams, item = noted.popleft()
+            at, streams, item, commit = noted.popleft()
             size += _cost(item)
             touched.update(streams.streams)
             for piece in pieces_of(item, at):
                 for stream in streams.streams:
                     place = stream.place(piece.topic)
+                    if commit != place.commit and commit:
+                        if place.commit:
+                            self._flush(stream, place, failed)
+                        place.commit = commit
                     place.pieces.append(piece)
                     place.rows += piece.count
                     place.size_bytes += piece.count * piece.width
@@ -237,11 +264,11 @@ class StreamSet:
         self._post(self._on_written, self._written, touched, failed, why)
 
     def _flush(self, stream: Stream, place: Gathering, failed: set[str]) -> None:
-        pieces, rows = place.pieces, place.rows
-        place.pieces, place.rows, place.size_bytes = [], 0, 0
+        pieces, rows, commit = place.pieces, place.rows, place.commit
+        place.pieces, place.rows, place.size_bytes, place.commit = [], 0, 0, 0
         if stream.refusal is None:
             try:
-                place.partition.append(build(pieces, place.partition.next))
+                place.partition.append(build(pieces, place.partition.written), commit)
             except Exception as error:
                 self._refuse(stream, error)
             else:
@@ -275,6 +302,21 @@ class StreamSet:
                 stream.refusal = None
                 fields = {"stream": stream.name, "lost_records": stream.lost}
                 log.warning("a stream can be written again", extra={"fields": fields})
+
+
+@contextlib.contextmanager
+def _opening(rule: StreamRule, place: Path) -> Iterator[None]:
+    """Who starts a bus sees nothing but the error: it says where, and what is needed. Raises StoreError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "see to it that it can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = f"a start needs some {OPEN_KIB * rule.partitions} kB there: make room"
+        raise StoreError(
+            f"stream {rule.name} cannot be opened in {place}: {error.strerror or error}; {remedy},"
+            " or choose another data folder (--data-dir)"
+        ) from error
 
 
 def _cost(item: Message | Run) -> int:
