@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from polybus.errors import UsageError
+from polybus.pipeline.jobs.compaction import compact, mergeable
 from polybus.pipeline.jobs.run import PipelineFailed, run_continuously, run_once
 from polybus.pipeline.lake import Lake, NoSuchTable
 from polybus.pipeline.schemas import KINDS, TABLES
@@ -115,16 +116,54 @@ def test_lost_checkpoints_lose_and_double_nothing(spark, filled, tmp_path):
     shutil.rmtree(lake_folder / "checkpoints")
     lake = run_once(spark, msgspec.structs.replace(feed.settings(), folder=str(lake_folder)))
     check_books(lake, feed)
-    columns = ["truck", "at", "geofence", "event"]
-    assert sorted(lake.read("geofence_events").select(columns).collect()) == sorted(
-        before.read("geofence_events").select(columns).collect()
-    )
+    assert geofence_events(lake) == geofence_events(before)
 
 
-def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark, tmp_path):
-    """It begins when there is nothing yet, and is stopped while there is something to do."""
+def geofence_events(lake: Lake) -> list[tuple[object, ...]]:
+    rows = lake.read("geofence_events").select("truck", "at", "geofence", "event").collect()
+    return sorted(tuple(row) for row in rows)
+
+
+def test_tables_of_few_folders_are_the_same_tables(spark, filled, tmp_path):
+    """All that is complete becomes one; then the geofences are made anew from that, and more comes."""
+    feed, before = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    compact(Lake(spark, str(lake_folder)), fan_in=None)
+    for table in ("bronze/messages", "silver/records"):
+        assert [path.name for path in (lake_folder / table).glob("batch=*")] == ["batch=03"], table
+    settings = msgspec.structs.replace(feed.settings(), folder=str(lake_folder))
+    lake = run_once(spark, settings)
+    check_books(lake, feed)
+    assert geofence_events(lake) == geofence_events(before)
+    shutil.rmtree(lake_folder / "checkpoints")
+    lake = run_once(spark, settings)
+    check_books(lake, feed)
+    assert geofence_events(lake) == geofence_events(before)
+
+
+def test_what_geofences_have_not_read_is_not_merged(spark, filled, tmp_path):
+    """The notes of a batch of theirs that did not come to its end: it will read those files again."""
+    feed, _ = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    commits = lake_folder / "checkpoints/geofences/commits"
+    last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    lake = Lake(spark, str(lake_folder))
+    assert len(mergeable(lake, "records")) == 4
+    last.unlink()
+    unread = [folder.last for folder in lake.folders("records")[0] if folder not in mergeable(lake, "records")]
+    assert unread
+    assert 3 in unread
+    shutil.rmtree(lake_folder / "checkpoints/geofences")
+    assert len(mergeable(lake, "records")) == 4
+
+
+def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark, filled, tmp_path):
+    """It begins when there is nothing yet, makes one folder of two on the way, and is stopped while there is
+    something to do."""
     feed = Feed(tmp_path, parts=4)
-    settings = msgspec.structs.replace(feed.settings(), trigger_s=0.1, refresh_s=1.0)
+    settings = msgspec.structs.replace(feed.settings(), trigger_s=0.1, refresh_s=1.0, merge_batches=2)
     books, events = tmp_path / "lake/books/messages", tmp_path / "lake/books/geofences"
     has_begun = False
 
@@ -133,11 +172,15 @@ def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark
         if not has_begun and (tmp_path / "lake/checkpoints/geofences/metadata").exists():
             feed.write(3)
             has_begun = True
-        return not (len(list(books.glob("*.json"))) >= 2 and list(events.glob("*.json")))
+        merged = list((tmp_path / "lake/silver/records").glob("batch=0?*"))
+        return not (merged and len(list(books.glob("*.json"))) >= 2 and list(events.glob("*.json")))
 
     run_continuously(spark, settings, is_wanted)
     feed.write()
-    check_books(run_once(spark, settings), feed)
+    lake = run_once(spark, settings)
+    check_books(lake, feed)
+    assert geofence_events(lake) == geofence_events(filled[1])
+    assert len(lake.folders("messages")[0]) < len(lake.books("messages"))
 
 
 def test_late_records_are_kept_aside_and_counted(spark, tmp_path):

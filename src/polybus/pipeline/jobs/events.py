@@ -5,8 +5,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from polybus.pipeline.books import Book
 from polybus.pipeline.jobs.intake import Intake
-from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.lake import Lake
 from polybus.pipeline.settings import Events
 from polybus.pipeline.transforms import logs
 

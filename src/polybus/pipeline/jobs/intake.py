@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.books import Book
+from polybus.pipeline.lake import Lake
 
 Process = Callable[[DataFrame, int], Book]
 Trigger = Callable[[DataStreamWriter], DataStreamWriter]
@@ -51,7 +52,9 @@ class Intake:
         if files.exists(base_file):
             self._base = int(json.loads(files.read_text(base_file))["base"])
         else:
-            self._base = max(self._lake.batches(self._bronze), default=-1) + 1
+            # Behind the books too: bronze may have been deleted with the checkpoint, to take all in again.
+            used = {*self._lake.batches(self._bronze), *self._lake.books(self._job)}
+            self._base = max(used, default=-1) + 1
             files.write_text(base_file, json.dumps({"base": self._base}))
         if self._base:
             part, number = self._place
@@ -65,7 +68,7 @@ class Intake:
     def _take(self, rows: DataFrame, batch_id: int) -> None:
         """Runs on the driver, once per batch, and again for one that did not come to its end."""
         batch = self._base + batch_id
-        with self._lake.batch_of(self._job):
+        with self._lake.turns.batch_of(self._job):
             if batch in self._lake.books(self._job):
                 return
             if not self._lake.has_batch(self._bronze, batch):

@@ -10,8 +10,9 @@ from pyspark.sql import functions as F
 
 from polybus.errors import UsageError
 from polybus.fleet.decoding import Limits
+from polybus.pipeline.books import Book
 from polybus.pipeline.jobs.intake import Intake
-from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.lake import Lake
 from polybus.pipeline.schemas import MESSAGES
 from polybus.pipeline.settings import Fleet, Messages
 from polybus.pipeline.transforms import fleet
