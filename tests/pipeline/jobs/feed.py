@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tomli_w
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from polybus.fleet.decoding import Limits, Rejected, decode_message
@@ -15,6 +18,7 @@ from polybus.fleet.roads import as_geojson, make_country
 from polybus.fleet.schedule import Plan, Sending, sendings
 from polybus.pipeline.schemas import MESSAGES
 from polybus.pipeline.settings import Fleet, Messages, Settings
+from tests.pipeline.sources.mosquitto import publishing
 
 START_MS = 1_777_874_400_000  # 2026-05-04 06:00 UTC
 PLAN = Plan(make_country(7), 3, 7, START_MS, 2 * 3600.0, damaged_share=0.01)
@@ -46,6 +50,19 @@ class Feed:
             fleet=Fleet(map=str(self.folder / "map.geojson"), **fleet),  # type: ignore[arg-type] # any of its numbers
             spark={"spark.sql.shuffle.partitions": "2"},
         )
+
+    def settings_of(self, format: str, options: dict[str, str | int | float | bool]) -> Settings:
+        """For messages that `publish` sends: they arrive by the clock, not by the plan."""
+        return msgspec.structs.replace(
+            self.settings(max_clock_error_s=10 * 366 * 86_400.0), messages=Messages(format, options)
+        )
+
+    def publish(self, port: int, parts: int | None = None) -> None:
+        """The next parts to a broker; all that are left if no number is given. Returns when they are
+        acknowledged."""
+        last = len(self._parts) if parts is None else self._written + parts
+        send(port, chain.from_iterable(self._parts[self._written : last]))
+        self._written = last
 
     def write(self, parts: int | None = None) -> None:
         """The next files; all that are left if no number is given."""
@@ -91,3 +108,18 @@ class Feed:
             else:
                 records.add((record.truck, record.id))
         return records, rejected, double
+
+
+def send(port: int, sent: Iterable[Sending]) -> None:
+    """To a broker. Returns when all is acknowledged."""
+    with publishing(port) as publisher:
+        for each in sent:
+            publisher.send(each.topic, [each.payload])
+        publisher.wait()
+
+
+def write_settings(settings: Settings, folder: Path) -> Path:
+    file = folder / "pipeline.toml"
+    document = msgspec.to_builtins(settings)
+    file.write_text(tomli_w.dumps({key: value for key, value in document.items() if value is not None}))
+    return file
