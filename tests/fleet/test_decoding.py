@@ -53,6 +53,9 @@ def test_what_newer_trucks_say_more_is_no_error():
         (changed(at=NOW_MS + YEAR_MS + 1000), Reason.CLOCK_OFF, "366 days ahead"),
         (changed(at=0), Reason.CLOCK_OFF, "behind"),
         (changed(at=2**63 - 1), Reason.CLOCK_OFF, "ahead"),
+        (changed().replace(b'"at":', b'"at":' + b"9" * 400), Reason.CLOCK_OFF, "… days ahead"),
+        (b'{"x":' + b"[" * 450 + b"]" * 450 + b"}", Reason.WRONG_SCHEMA, "missing required field"),
+        (b'{"v":' + b"9" * 900 + b"}", Reason.UNKNOWN_VERSION, "9; 1 is known"),
     ],
 )
 def test_what_cannot_be_taken_says_why(payload, reason, detail):
@@ -80,3 +83,27 @@ def test_every_damage_of_the_simulator_is_found():
 @given(st.sampled_from(sorted(KINDS)), st.binary(max_size=200))
 def test_any_bytes_give_a_record_or_a_reason(kind, payload):
     assert isinstance(decode_message(f"fleet/t1/{kind}", payload, NOW_MS, LIMITS), (Record, Rejected))
+
+
+@pytest.mark.parametrize("payload", [b'{"x":' + b"[" * 50_000, b"\x81\xa1x" + b"\x91" * 50_000])
+def test_what_is_nested_too_deep_is_set_aside(payload):
+    rejected = decode_message(TOPIC, payload, NOW_MS, Limits())
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason, "too deep" in rejected.detail) == (Reason.WRONG_SCHEMA, True)
+
+
+@pytest.mark.parametrize("field", ["driven_s", "rested_s"])
+def test_numbers_that_no_column_holds_are_set_aside(field):
+    record = {
+        "v": 1,
+        "id": "a",
+        "truck": "t1",
+        "at": NOW_MS,
+        "driver": "d",
+        "driven_s": 1,
+        "rested_s": 1,
+        "data": "",
+    }
+    rejected = decode(msgspec.json.encode({**record, field: 2**63}), "fleet/t1/tachograph")
+    assert isinstance(rejected, Rejected)
+    assert f"$.{field}" in rejected.detail

@@ -76,10 +76,11 @@ def decode_message(topic: str, payload: bytes, received_ms: int, limits: Limits)
         return Rejected(
             Reason.WRONG_TRUCK, f"the record is of {record.truck[:50]!r}, the topic of {truck[:50]!r}"
         )
-    error_s = (record.at - received_ms) / 1000
-    if abs(error_s) > limits.max_clock_error_s:
-        side = "ahead of" if error_s > 0 else "behind"
-        return Rejected(Reason.CLOCK_OFF, f"{abs(error_s) / 86_400:.0f} days {side} the broker's")
+    error_ms = record.at - received_ms  # an int of any size: a float would overflow
+    if abs(error_ms) > limits.max_clock_error_s * 1000:
+        side = "ahead of" if error_ms > 0 else "behind"
+        days = str((abs(error_ms) + 43_200_000) // 86_400_000)
+        return Rejected(Reason.CLOCK_OFF, f"{days[:20]}{'…' if days[20:] else ''} days {side} the broker's")
     return record
 
 
@@ -98,6 +99,8 @@ def _decode(kind: str, payload: bytes) -> Record | Rejected:
         return Rejected(Reason.NOT_MSGPACK if is_msgpack else Reason.NOT_JSON, str(error)[:_MAX_DETAIL])
     except UnicodeDecodeError as error:
         return Rejected(Reason.NOT_UTF8, f"{error.reason} at byte {error.start}")
+    except RecursionError:
+        return Rejected(Reason.WRONG_SCHEMA, "lists or maps within one another, too deep to be read")
     if record.v != VERSION:
         return _unknown_version(record.v)
     return record
@@ -111,7 +114,7 @@ def _wrong_schema(
     """Of another version the fields may well be others."""
     try:
         version = head.decode(payload).v
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         version = VERSION
     return (
         Rejected(Reason.WRONG_SCHEMA, str(error)[:_MAX_DETAIL])
@@ -121,4 +124,4 @@ def _wrong_schema(
 
 
 def _unknown_version(version: int) -> Rejected:
-    return Rejected(Reason.UNKNOWN_VERSION, f"version {version}; {VERSION} is known")
+    return Rejected(Reason.UNKNOWN_VERSION, f"version {version}"[:_MAX_DETAIL] + f"; {VERSION} is known")

@@ -56,7 +56,8 @@ class Turns:
         would interrupt its own side only, and Python's would go on writing."""
         self._is_stopping.set()
         with ExitStack() as stack:
-            for lock in self._jobs.values():
+            # Who makes a lock only now finds out that it is too late, for it looks after it has it.
+            for lock in tuple(self._jobs.values()):
                 stack.enter_context(lock)
             yield
 

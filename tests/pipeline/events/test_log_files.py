@@ -4,7 +4,7 @@ import os
 import pytest
 
 from polybus.errors import UsageError
-from polybus.pipeline.sources.events.log_files import cut, find_files, new_ranges
+from polybus.pipeline.sources.events.log_files import MOST_GONE, cut, find_files, new_ranges
 from polybus.pipeline.sources.events.source import EventsSource, EventsStreamReader, read_lines
 
 _clock = itertools.count(1_700_000_000)
@@ -58,10 +58,24 @@ def test_a_rotated_file_is_read_to_its_end_and_the_new_one_from_its_begin(file):
     write(file, "three\n")
     lines, known = take(f"{file}*", known)
     assert lines == ["two", "three"]
-    file.with_name("events.jsonl.1").unlink()
+    file.with_name("events.jsonl.1").rename(file.with_name("away"))
     lines, known = take(f"{file}*", known)
     assert lines == []
-    assert len(known) == 1  # what is gone is forgotten
+    file.with_name("away").rename(f"{file}.2")
+    assert take(f"{file}*", known)[0] == []  # it was read before
+
+
+def test_what_is_gone_for_long_is_forgotten(file):
+    known = {}
+    for number in range(MOST_GONE + 10):
+        file.unlink(missing_ok=True)
+        write(file, f"line {number}\n")
+        lines, known = take(file, known)
+        assert lines == [f"line {number}"]
+    assert len(known) == MOST_GONE + 1
+    file.unlink()
+    write(file, f"line {MOST_GONE + 8}\n")
+    assert take(file, known)[0] == []
 
 
 @pytest.mark.parametrize("limit", [1, 5, 10, 14, 1000])

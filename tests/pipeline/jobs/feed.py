@@ -36,6 +36,8 @@ class Feed:
         self._parts = [self.sent[begin : begin + size] for begin in range(0, len(self.sent), size)]
         self._offsets: Counter[int] = Counter()
         self._written = 0
+        self.later_s = 0
+        """So long after the plan's time messages arrive."""
         (folder / "in").mkdir(parents=True)
         (folder / "map.geojson").write_text(json.dumps(as_geojson(plan.country)))
 
@@ -75,7 +77,8 @@ class Feed:
         rows = []
         for each in sent:
             partition = sum(each.topic.encode()) % PARTITIONS
-            time = datetime.fromtimestamp((START_MS + int(each.send_s * 1000)) / 1000, UTC)
+            arrival_s = each.send_s + self.later_s
+            time = datetime.fromtimestamp((START_MS + int(arrival_s * 1000)) / 1000, UTC)
             row = (
                 partition,
                 self._offsets[partition],

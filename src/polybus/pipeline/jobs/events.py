@@ -31,7 +31,6 @@ def event_intake(lake: Lake) -> Intake:
         lines = lake.read_batches("log_lines", [batch])
         counts = lines.groupBy("fate", "day").agg(F.count("*").alias("rows")).collect()
         return {
-            "rows": bronze.count(),
             "fates": {fate: sum(row["rows"] for row in counts if row["fate"] == fate) for fate in FATES},
             "days": sorted(str(row["day"]) for row in counts if row["day"] is not None),
         }

@@ -38,6 +38,9 @@ def start_geofences(lake: Lake, map: Map, settle_s: float, trigger: Trigger) -> 
     def take(rows: DataFrame, batch: int) -> None:
         """Runs on the driver, once per batch, and again for one that did not come to its end."""
         with lake.turns.batch_of(JOB):
+            if batch in lake.books(JOB) or lake.has_batch(TABLE, batch):
+                # The rows are there, but the state that follows from them is not: it comes of making them.
+                rows.write.format("noop").mode("overwrite").save()
             if batch in lake.books(JOB):
                 return
             lake.append(TABLE, batch, rows)

@@ -1,6 +1,7 @@
 """All jobs together: once, until what is there is done, or for as long as it is wanted."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ logger = logging.getLogger("polybus.pipeline")
 POLL_S: Final = 0.2
 MAX_SAID: Final = 600
 CAUSE: Final = "Caused by: "
+PYTHON_ERROR: Final = re.compile(r"\w*(Error|Exception): .")
+"""The last line of a traceback, of a class that Python itself has."""
 
 Tell = Callable[[str, int, int], None]
 """Is called with a job's name, its batches and its rows so far."""
@@ -165,4 +168,5 @@ def _cause(error: StreamingQueryException) -> str:
     ]
     ours = [line for line in lines if line.startswith("polybus.")]
     causes = [line.removeprefix(CAUSE) for line in lines if line.startswith(CAUSE)]
-    return (ours or causes or lines[:1])[-1][:MAX_SAID]
+    python = [line for line in lines if PYTHON_ERROR.match(line)]
+    return (ours or causes or python or lines[:1])[-1][:MAX_SAID]

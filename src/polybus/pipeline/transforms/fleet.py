@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from polybus.fleet.decoding import Limits, Rejected, decode_message, split_topic
+from polybus.fleet.decoding import Limits, Reason, Rejected, decode_message, split_topic
 from polybus.fleet.records import Position, Record, Tachograph, Update, Vehicle
 from polybus.pipeline.schemas import KINDS, RECORDS, TABLES, TEXT, TIME
 from polybus.pipeline.transforms.messages import protocol_bytes
@@ -136,9 +136,26 @@ def _decoder(limits: Limits) -> Callable[..., Column]:
     def decode_column(topic: pa.Array, payload: pa.Array, received_ms: pa.Array) -> pa.Array:
         """Runs on an executor, once for each batch of rows."""
         rows = zip(topic.to_pylist(), payload.to_pylist(), received_ms.to_pylist(), strict=True)
-        return pa.array([_row(*row, limits) for row in rows], arrow_type)
+        return _column([_row(*row, limits) for row in rows], arrow_type)
 
     return decode_column  # type: ignore[no-any-return]
+
+
+def _column(rows: list[tuple[Any, ...]], arrow_type: pa.DataType) -> pa.Array:
+    """A record that passed for good and does not fit the columns must not stop all others."""
+    try:
+        return pa.array(rows, arrow_type)
+    except (pa.ArrowException, OverflowError, ValueError):
+        return pa.concat_arrays([_fitting(row, arrow_type) for row in rows])
+
+
+def _fitting(row: tuple[Any, ...], arrow_type: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([row], arrow_type)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        detail = f"it does not fit the table: {error}"[:HEAD_BYTES]
+        truck, kind, nothing = row[2], row[3], (None,) * len(row[4:])
+        return pa.array([(Reason.WRONG_SCHEMA.value, detail, truck, kind, *nothing)], arrow_type)
 
 
 def _row(topic: str, payload: bytes, received_ms: int, limits: Limits) -> tuple[Any, ...]:

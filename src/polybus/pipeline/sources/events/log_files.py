@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 FINGERPRINT_BYTES: Final = 4096
+MOST_GONE: Final = 100
 _BLOCK: Final = 1 << 16
 
 
@@ -50,10 +51,13 @@ def new_ranges(
 ) -> tuple[list[Range], dict[str, int]]:
     """What to read next, at most about `limit_bytes` (a line may be longer), and what is known then.
 
-    A file that is gone is forgotten, so that an offset does not grow for ever.
+    A file that is gone may come back, if only because it was renamed just when names were looked up: the last
+    `MOST_GONE` of them are remembered, oldest first, so that an offset does not grow for ever.
     """
     ranges: list[Range] = []
-    then: dict[str, int] = {}
+    there = {file.fingerprint for file in files}
+    gone = [(name, end) for name, end in known.items() if name not in there]
+    then: dict[str, int] = dict(gone[-MOST_GONE:])
     left = limit_bytes
     for file in files:
         start = known.get(file.fingerprint, 0)
