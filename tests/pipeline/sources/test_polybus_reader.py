@@ -331,7 +331,7 @@ def test_a_stream_that_was_deleted_and_begun_anew_is_told(tmp_path: Path) -> Non
     with serving_log(tmp_path / "new") as log:
         log.write(numbers(15), time_us=2_000_000)
         for options in (log.options, log.folder_options):
-            with pytest.raises(DataLoss, match="partition 0 does not begin as it did.*begun anew"):
+            with pytest.raises(DataLoss, match=r"partition 0 does not begin as it did.*begun anew"):
                 stream_reader(options).latestOffset(end, ReadAllAvailable())
             lenient = stream_reader(options, failOnDataLoss="false")
             then = lenient.latestOffset(end, ReadAllAvailable())

@@ -77,7 +77,7 @@ class Intake:
             files.write_text(base_file, json.dumps({"base": self._base}))
         if self._base:
             part, number = self._place
-            newest = F.max(self._time) if self._time else F.lit(None)
+            newest = F.unix_micros(F.max(self._time)) if self._time else F.lit(None)
             before = self._lake.read_batches(self._bronze, range(self._base))
             self._known = before.groupBy(part).agg(F.max(number), newest).collect()
 
@@ -124,7 +124,7 @@ class Intake:
         number = self._place[1]
         is_known = F.col(number) <= self._of_part(1)
         if self._time:
-            is_known &= F.col(self._time) <= self._of_part(2)
+            is_known &= F.unix_micros(self._time) <= self._of_part(2)
         return rows.where(~F.coalesce(is_known, F.lit(False)))
 
     def _of_part(self, index: int) -> Column:
