@@ -37,6 +37,7 @@ def test_what_newer_trucks_say_more_is_no_error():
     ("payload", "reason", "detail"),
     [
         (b"", Reason.EMPTY, "no bytes"),
+        (None, Reason.EMPTY, "no bytes"),
         (b" " * 1001, Reason.HUGE, "1001 bytes, at most 1000"),
         (b"\xff\xfe", Reason.NOT_UTF8, "at byte 0"),
         (b'{"moon":"\xff"}', Reason.NOT_UTF8, "at byte 9"),

@@ -58,8 +58,11 @@ def split_topic(topic: str) -> tuple[str, str] | None:
     return levels[1], levels[2]
 
 
-def decode_message(topic: str, payload: bytes, received_ms: int, limits: Limits) -> Record | Rejected:
-    place = split_topic(topic)
+def decode_message(
+    topic: str | None, payload: bytes | None, received_ms: int, limits: Limits
+) -> Record | Rejected:
+    """Files that hold messages may lack one or the other."""
+    place = split_topic(topic or "")
     if place is None:
         return Rejected(Reason.UNKNOWN_TYPE, f"the topic is not {TOPIC_ROOT}/TRUCK/KIND")
     truck, kind = place

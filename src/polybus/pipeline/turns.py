@@ -28,6 +28,8 @@ class Turns:
         self._root = root
         self._jobs: dict[str, threading.Lock] = {}
         self._is_stopping = threading.Event()
+        self.failures: dict[str, Exception] = {}
+        """What ended a batch of a job: of an error in Python Spark passes on little."""
 
     @contextmanager
     def batch_of(self, job: str) -> Iterator[None]:
@@ -41,6 +43,9 @@ class Turns:
             if self._is_stopping.is_set():
                 raise Stopping(f"{job}: the pipeline ends; the batch is for the next run")
             yield
+        except Exception as error:
+            self.failures[job] = error
+            raise
         finally:
             lock.release()
 

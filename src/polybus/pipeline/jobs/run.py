@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -49,7 +49,7 @@ def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: No
                     _report(lake, tell)
                     time.sleep(POLL_S)
                 for query in queries:
-                    _check(query)
+                    _check(lake, query)
         _refresh(lake, settings, tell)
         _report(lake, tell)
         return lake
@@ -76,7 +76,7 @@ def run_continuously(
             refresh_at = time.monotonic() + settings.refresh_s
             while is_wanted():
                 for query in queries:
-                    _check(query)
+                    _check(lake, query)
                 _report(lake, tell)
                 if time.monotonic() >= refresh_at:
                     _refresh(lake, settings, tell)
@@ -154,19 +154,22 @@ def _stopping(lake: Lake, queries: list[StreamingQuery]) -> Iterator[None]:
                     query.stop()
 
 
-def _check(query: StreamingQuery) -> None:
+def _check(lake: Lake, query: StreamingQuery) -> None:
     error = query.exception()
     if error is not None:
-        raise PipelineFailed(f"{query.name}: {_cause(error)}") from error
+        cause = lake.turns.failures.get(query.name, error)
+        raise PipelineFailed(f"{query.name}: {_said(cause)}") from cause
 
 
-def _cause(error: StreamingQueryException) -> str:
+def _said(error: BaseException) -> str:
     """Spark wraps what happened in what came of it. An error of ours says what a user can mend; else the first
     cause of all does, a full disk for example."""
-    lines = [
-        line.strip() for line in f"{error}\n{getattr(error, '_stackTrace', '')}".splitlines() if line.strip()
-    ]
+    if isinstance(error, PolybusError):
+        return str(error)[:MAX_SAID]
+    text = f"{error}\n{getattr(error, '_stackTrace', '') or ''}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("polybus.")]
     causes = [line.removeprefix(CAUSE) for line in lines if line.startswith(CAUSE)]
     python = [line for line in lines if PYTHON_ERROR.match(line)]
-    return (ours or causes or python or lines[:1])[-1][:MAX_SAID]
+    plain = [] if isinstance(error, PySparkException | Py4JJavaError) else [f"{type(error).__name__}: {error}"]
+    return (ours or causes or python or plain or lines[:1] or [type(error).__name__])[-1][:MAX_SAID]

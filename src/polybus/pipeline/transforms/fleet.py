@@ -158,9 +158,9 @@ def _fitting(row: tuple[Any, ...], arrow_type: pa.DataType) -> pa.Array:
         return pa.array([(Reason.WRONG_SCHEMA.value, detail, truck, kind, *nothing)], arrow_type)
 
 
-def _row(topic: str, payload: bytes, received_ms: int, limits: Limits) -> tuple[Any, ...]:
-    record = decode_message(topic, payload, received_ms, limits)
-    place = split_topic(topic)
+def _row(topic: str | None, payload: bytes | None, received_ms: int, limits: Limits) -> tuple[Any, ...]:
+    record = decode_message(topic, payload, received_ms or 0, limits)
+    place = split_topic(topic or "")
     truck, kind = place if place is not None else (None, None)
     nothing = (None,) * len(KINDS)
     if isinstance(record, Rejected):

@@ -9,7 +9,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 FINGERPRINT_BYTES: Final = 4096
 MOST_GONE: Final = 100
@@ -67,8 +67,23 @@ def new_ranges(
         if end > start:
             ranges.append(Range(file.path, file.fingerprint, start, end))
             left -= end - start
-        then[file.fingerprint] = max(start, end)
+        # A copy beside it has the same first line, and may be shorter.
+        then[file.fingerprint] = max(start, end, then.get(file.fingerprint, 0))
     return ranges, then
+
+
+def open_range(piece: Range, pattern: str) -> BinaryIO:
+    """The file of a range, wherever it is by now: between plan and read it may have been moved, and its name
+    have been given to another. Raises FileNotFoundError."""
+    for path in (piece.path, *glob.glob(pattern), *glob.glob(f"{piece.path}*")):
+        try:
+            file = open(path, "rb")  # noqa: SIM115 # the caller closes it
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        if _fingerprint(file.readline(FINGERPRINT_BYTES)) == piece.fingerprint:
+            return file
+        file.close()
+    raise FileNotFoundError(f"no file of {pattern} begins as {piece.path} did")
 
 
 def cut(piece: Range, size: int) -> list[Range]:
