@@ -183,7 +183,7 @@ def test_a_source_that_is_begun_anew_is_not_taken_for_the_old_one(spark, tmp_pat
 
 def geofence_events(lake: Lake) -> list[tuple[object, ...]]:
     rows = lake.read("geofence_events").select("truck", "at", "geofence", "event").collect()
-    return sorted(tuple(row) for row in rows)
+    return sorted((tuple(row) for row in rows), key=str)
 
 
 def test_tables_of_few_folders_are_the_same_tables(spark, filled, tmp_path):
