@@ -6,12 +6,13 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from bench.pipeline import mqtt, pcap, polybus
+from bench.pipeline import delay, mqtt, pcap, polybus
 
 PARTS: Final[dict[str, Callable[[Console, bool], None]]] = {
     "polybus": polybus.run,
     "mqtt": mqtt.run,
     "pcap": pcap.run,
+    "delay": delay.run,
 }
 
 

@@ -5,10 +5,9 @@ Its tasks and batches are as many and as large as those of the source beside it.
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -122,17 +121,6 @@ def noop(rows: DataFrame) -> None:
 
 def parquet(rows: DataFrame, target: Path) -> None:
     rows.write.mode("overwrite").parquet(str(target))
-
-
-def side_by_side(works: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, float]:
-    """The quickest run of each, in seconds; they take turns, so that a busy machine is busy for all."""
-    taken: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(runs):
-        for name, work in works.items():
-            began = time.perf_counter()
-            work()
-            taken[name].append(time.perf_counter() - began)
-    return {name: min(each) for name, each in taken.items()}
 
 
 def batch_times(rows: DataFrame, folder: Path) -> list[float]:

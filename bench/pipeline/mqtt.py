@@ -17,7 +17,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from rich.console import Console
 from rich.table import Table
 
-from bench.pipeline.ceiling import PAYLOAD_BYTES, noop, parquet, prepare, session, side_by_side
+from bench.pipeline.ceiling import PAYLOAD_BYTES, noop, parquet, prepare, session
+from bench.pipeline.measure import shares_of, side_by_side
 from polybus.client.message import Message
 from polybus.pipeline.sources.mqtt.options import MqttOptions
 from polybus.pipeline.sources.mqtt.receiver import ROWS_PER_FRAME, Receiver
@@ -114,15 +115,16 @@ def _into_spark(console: Console, folder: Path, port: int, rows: int, runs: int)
         frames = {"ceiling": ceiling.load(), "mqtt": source.load()}
         for each in frames.values():
             noop(each)  # starts the processes that the others use again
-        table = Table("mqtt, rows/s", "rows", "ceiling", "from the spool", "of ceiling")
+        table = Table("mqtt, rows/s", "rows", "ceiling", "from the spool", "of ceiling", "by CPU")
         to_noop = {key: lambda f=each: noop(f) for key, each in frames.items()}
         to_parquet = {
             key: lambda f=each, k=key: parquet(f, folder / f"out-{k}") for key, each in frames.items()
         }
         for label, works in (("to noop", to_noop), ("to Parquet", to_parquet)):
             taken = side_by_side(works, runs)
-            cells = [f"{rows / taken[key]:,.0f}" for key in ("ceiling", "mqtt")]
-            table.add_row(label, f"{rows:,}", *cells, f"{taken['ceiling'] / taken['mqtt']:.0%}")
+            cells = [f"{rows / taken[key].wall_s:,.0f}" for key in ("ceiling", "mqtt")]
+            shares = shares_of(taken["ceiling"], taken["mqtt"])
+            table.add_row(label, f"{rows:,}", *cells, *shares)
         console.print(table)
     finally:
         spark.stop()

@@ -3,16 +3,12 @@
 The ceiling is a source that yields the very same Arrow batches from memory: what is above it is Spark's.
 """
 
-import contextlib
-import math
 import os
 import random
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +20,7 @@ from pyspark.sql.types import StructType
 from rich.console import Console
 from rich.table import Table
 
+from bench.pipeline.measure import Taken, best
 from polybus.pipeline.sources.pcap.batches import read_batches
 from polybus.pipeline.sources.pcap.fields import COLUMNS
 from polybus.pipeline.sources.pcap.source import map_file
@@ -83,52 +80,6 @@ def run(console: Console, quick: bool) -> None:
         finally:
             spark.stop()
         console.print(table)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What a run took; `cpu_s` is of all our processes, and says more on a machine that others use too."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def best(work: Callable[[], object], runs: int) -> Taken:
-    """The quickest run, by each clock."""
-    walls, cpus = [], []
-    for _ in range(runs):
-        wall, before = time.perf_counter(), cpu_seconds()
-        work()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(cpu_used(before, cpu_seconds()))
-    return Taken(min(walls), min(cpus))
-
-
-def cpu_used(before: dict[int, float], after: dict[int, float]) -> float:
-    """CPU seconds between two looks; infinitely many if a process ended, for its share is not known."""
-    if before.keys() - after.keys():
-        return math.inf
-    return max(sum(after.values()) - sum(before.values()), 0.01)
-
-
-def cpu_seconds() -> dict[int, float]:
-    """What this process and each below it has used: Spark's Java and Python processes are among them."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # The name, in brackets, may hold anything; the fields behind it are numbers.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
-                ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
-    found: dict[int, float] = {}
-    wanted = [os.getpid()]
-    while wanted:
-        process = wanted.pop()
-        found[process] = ticks.get(process, 0) / os.sysconf("SC_CLK_TCK")
-        wanted += [child for child, parent in parents.items() if parent == process]
-    return found
 
 
 def write_capture(path: Path, count: int) -> None:

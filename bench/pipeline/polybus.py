@@ -1,14 +1,9 @@
 """The `polybus` source beside its ceiling: by HTTP from a broker process, and straight from its folder."""
 
 import json
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +13,9 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from bench.pipeline.ceiling import PAYLOAD_BYTES, batch_times, noop, parquet, prepare, session, side_by_side
+from bench.pipeline.bus import NAME, PARTITIONS, serving
+from bench.pipeline.ceiling import PAYLOAD_BYTES, batch_times, noop, parquet, prepare, session
+from bench.pipeline.measure import Taken, shares_of, side_by_side
 from polybus.pipeline.sources.polybus.schema import with_partition
 from polybus.pipeline.sources.polybus.source import PolybusSource
 from polybus.store.streams.files import Files
@@ -26,11 +23,9 @@ from polybus.store.streams.format import SCHEMA
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import Stream
 
-PARTITIONS: Final = 2
 BATCH_ROWS: Final = 16_384
 SIZES, QUICK_SIZES = (1_000_000, 3_000_000, 10_000_000), (400_000,)
 MICRO_BATCH: Final = 100_000
-NAME: Final = "bench"
 
 
 def run(console: Console, quick: bool) -> None:
@@ -40,16 +35,15 @@ def run(console: Console, quick: bool) -> None:
         folder = Path(name)
         write_stream(folder / "data", max(sizes))
         prepare(with_partition(batch(0), 0), folder / "batch.arrow")
-        with serving(folder) as url:
+        with serving(folder) as (_, url):
             _without_spark(console, {"url": url}, "HTTP")
         _without_spark(console, {"folder": str(folder / "data")}, "folder")
         spark = session()
         try:
-            with serving(folder) as url:
+            with serving(folder) as (_, url):
                 places = {"url": {"url": url}, "folder": {"folder": str(folder / "data")}}
-                table = Table(
-                    "polybus, rows/s", "rows", "ceiling", "HTTP", "of ceiling", "folder", "of ceiling"
-                )
+                shares = ("of ceiling", "by CPU")
+                table = Table("polybus, rows/s", "rows", "ceiling", "HTTP", *shares, "folder", *shares)
                 for rows in sizes:
                     ends = f'{{"0": {rows // 2}, "1": {rows // 2}}}'
                     ceiling = (
@@ -93,11 +87,10 @@ def _without_spark(console: Console, place: dict[str, str], name: str) -> None:
     )
 
 
-def _cells(taken: dict[str, float], rows: int) -> list[str]:
-    ceiling = taken["ceiling"]
-    cells = [f"{rows / ceiling:,.0f}"]
+def _cells(taken: dict[str, Taken], rows: int) -> list[str]:
+    cells = [f"{rows / taken['ceiling'].wall_s:,.0f}"]
     for place in ("url", "folder"):
-        cells += [f"{rows / taken[place]:,.0f}", f"{ceiling / taken[place]:.0%}"]
+        cells += [f"{rows / taken[place].wall_s:,.0f}", *shares_of(taken["ceiling"], taken[place])]
     return cells
 
 
@@ -161,28 +154,3 @@ def write_stream(data_folder: Path, rows: int) -> None:
             partition.append(pa.RecordBatch.from_arrays([offsets, *template.columns[1:]], schema=SCHEMA))
             partition.tend(0)
     stream.close()
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            ports.append(probe.getsockname()[1])
-    config = folder / "polybus.toml"
-    config.write_text(
-        f'[[listener]]\nport = {ports[0]}\n[server]\ndata_dir = "data"\n[http]\nport = {ports[1]}\n'
-        f'[[stream]]\nname = "{NAME}"\nfilters = ["bench/#"]\npartitions = {PARTITIONS}\n'
-    )
-    command = [sys.executable, "-m", "polybus", "serve", "--config", str(config)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while b"is ready" not in (folder / "log").read_bytes():
-            if process.poll() is not None:
-                raise RuntimeError((folder / "log").read_text())
-            time.sleep(0.02)
-        yield f"http://127.0.0.1:{ports[1]}"
-    finally:
-        process.terminate()
-        process.wait()

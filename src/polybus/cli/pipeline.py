@@ -3,11 +3,11 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from polybus.pipeline.lake import Lake
     from polybus.pipeline.settings import Settings
 
+T = TypeVar("T")
+LOOKS: Final = 3
+REPLACED: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
+"""What Spark says when a file was there a moment ago."""
 DEFAULT_CONFIG: Final = Path("pipeline.toml")
 
 app = typer.Typer(
@@ -113,8 +117,8 @@ def show(
     with _errors():
         _check_table(table)
     with _opened(config, folder, master) as (spark, settings):
-        frame = _lake(spark, settings).read(table)
-        print_rows(_chosen(frame, where, order), rows, format)
+        lake = _lake(spark, settings)
+        _steady(lambda: print_rows(_chosen(lake.read(table), where, order), rows, format))
 
 
 @app.command()
@@ -151,13 +155,43 @@ def search(
 
         from polybus.pipeline.transforms import logs
 
-        found = logs.search(
-            _lake(spark, settings).read("log"), text.split(), level=level, since=begin, until=end
-        )
-        found = found.select("ts", "level", "text")
-        if rows:  # the last ones, in order of time
-            found = found.orderBy(F.desc("ts")).limit(rows).orderBy("ts")
-        print_rows(found, 0, format)
+        lake = _lake(spark, settings)
+
+        def find() -> None:
+            found = logs.search(lake.read("log"), text.split(), level=level, since=begin, until=end)
+            found = found.select("ts", "level", "text")
+            if rows:  # the last ones, in order of time
+                found = found.orderBy(F.desc("ts")).limit(rows).orderBy("ts")
+            print_rows(found, 0, format)
+
+        _steady(find)
+
+
+@app.command()
+def compact(
+    config: ConfigOption = None,
+    folder: FolderOption = None,
+    master: MasterOption = "local[*]",
+) -> None:
+    """Make few large folders of the many small ones that batches wrote.
+
+    A run does this too, sixteen at a time (merge_batches); this takes all that are complete. It may be ended at
+    any moment, and others may read meanwhile. Not while a pipeline runs on the same tables.
+
+    Example: [green]polybus pipeline compact --config pipeline.toml[/green]
+    """
+    with _opened(config, folder, master) as (spark, settings):
+        from polybus.pipeline.jobs.compaction import compact
+
+        lake = _lake(spark, settings)
+        with lake.turns.only_writer():
+            lake.recover()
+            changed = []
+            compact(lake, fan_in=None, tell=lambda *told: changed.append(told))
+        for name, before, after in changed:
+            typer.echo(f"{name}: {before:,} folders became {after:,}")
+        if not changed:
+            typer.echo("there is nothing that could be made larger")
 
 
 @app.command()
@@ -175,7 +209,8 @@ def plots(
         from polybus.pipeline.jobs.run import load_map
         from polybus.pipeline.plots import draw_all
 
-        for file in draw_all(_lake(spark, settings), load_map(settings), target):
+        lake, map = _lake(spark, settings), load_map(settings)
+        for file in _steady(lambda: draw_all(lake, map, target)):
             typer.echo(file)
 
 
@@ -240,6 +275,21 @@ def _lake(spark: "SparkSession", settings: "Settings") -> "Lake":
     if not lake.files.names(lake.files.at("books")):
         raise _no_tables(settings.folder)
     return lake
+
+
+def _steady(work: Callable[[], T]) -> T:
+    """A running pipeline makes one folder of several, and days anew: who is about to read the old ones has to
+    look again. `work` reads everything before it shows anything."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    for _ in range(LOOKS - 1):
+        try:
+            return work()
+        except (Py4JError, PySparkException) as error:
+            if not any(mark in str(error) for mark in REPLACED):
+                raise
+    return work()
 
 
 def _no_tables(folder: str) -> UsageError:

@@ -1,8 +1,10 @@
 """Rows of a DataFrame for people, for programs and for spreadsheets."""
 
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
+
+from polybus.pipeline.times import in_utc
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -15,7 +17,6 @@ COLUMN_ROOM = 3
 def print_rows(frame: "DataFrame", rows: int, format: Format) -> None:
     found = (frame.limit(rows) if rows else frame).collect()
     columns = frame.columns
-    cells = [[_shown(value) for value in row] for row in found]
     match format:
         case "json":
             import msgspec
@@ -28,9 +29,9 @@ def print_rows(frame: "DataFrame", rows: int, format: Format) -> None:
 
             writer = csv.writer(sys.stdout)
             writer.writerow(columns)
-            writer.writerows(cells)
+            writer.writerows([_csv(value) for value in row] for row in found)
         case "table":
-            _print_grid(columns, cells)
+            _print_grid(columns, [[_shown(value) for value in row] for row in found])
 
 
 def _print_grid(columns: list[str], cells: list[list[str]]) -> None:
@@ -70,11 +71,27 @@ def _shown(value: object) -> str:
         case int():
             return f"{value:,}"
         case datetime():
-            return value.isoformat(sep=" ", timespec="milliseconds" if value.microsecond else "seconds")
+            time = in_utc(value).replace(tzinfo=None)
+            return time.isoformat(sep=" ", timespec="milliseconds" if time.microsecond else "seconds")
         case bytes() | bytearray():
             return bytes(value[:40]).decode(errors="replace")
         case _:
             return str(value)
+
+
+def _csv(value: Any) -> object:
+    """All of it, for programs: what people are shown is rounded and cut."""
+    import msgspec
+
+    match value:
+        case None:
+            return ""
+        case bool() | list() | tuple() | dict():
+            return msgspec.json.encode(_plain(value)).decode()
+        case datetime():
+            return in_utc(value).isoformat().replace("+00:00", "Z")
+        case _:
+            return _plain(value)
 
 
 def _plain(value: Any) -> Any:
@@ -86,6 +103,6 @@ def _plain(value: Any) -> Any:
         case tuple() if hasattr(value, "asDict"):
             return value.asDict(recursive=True)
         case datetime():
-            return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+            return in_utc(value)
         case _:
             return value

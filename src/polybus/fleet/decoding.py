@@ -48,7 +48,6 @@ _MSGPACK: Final[Mapping[str, msgspec.msgpack.Decoder[Record]]] = {
     kind: msgspec.msgpack.Decoder(struct) for kind, struct in KINDS.items()
 }
 _MAX_DETAIL: Final = 200
-DAY_MS: Final = 86_400_000
 
 
 def split_topic(topic: str) -> tuple[str, str] | None:
@@ -59,8 +58,11 @@ def split_topic(topic: str) -> tuple[str, str] | None:
     return levels[1], levels[2]
 
 
-def decode_message(topic: str, payload: bytes, received_ms: int, limits: Limits) -> Record | Rejected:
-    place = split_topic(topic)
+def decode_message(
+    topic: str | None, payload: bytes | None, received_ms: int, limits: Limits
+) -> Record | Rejected:
+    """Files that hold messages may lack one or the other."""
+    place = split_topic(topic or "")
     if place is None:
         return Rejected(Reason.UNKNOWN_TYPE, f"the topic is not {TOPIC_ROOT}/TRUCK/KIND")
     truck, kind = place
@@ -77,10 +79,11 @@ def decode_message(topic: str, payload: bytes, received_ms: int, limits: Limits)
         return Rejected(
             Reason.WRONG_TRUCK, f"the record is of {record.truck[:50]!r}, the topic of {truck[:50]!r}"
         )
-    error_ms = record.at - received_ms  # whole numbers: a float does not hold every one that JSON has
+    error_ms = record.at - received_ms  # an int of any size: a float would overflow
     if abs(error_ms) > limits.max_clock_error_s * 1000:
         side = "ahead of" if error_ms > 0 else "behind"
-        return Rejected(Reason.CLOCK_OFF, _shortened(f"{abs(error_ms) // DAY_MS} days {side} the broker's"))
+        days = str((abs(error_ms) + 43_200_000) // 86_400_000)
+        return Rejected(Reason.CLOCK_OFF, f"{days[:20]}{'…' if days[20:] else ''} days {side} the broker's")
     return record
 
 
@@ -96,11 +99,11 @@ def _decode(kind: str, payload: bytes) -> Record | Rejected:
     except msgspec.ValidationError as error:
         return _wrong_schema(head, payload, error)
     except msgspec.DecodeError as error:
-        return Rejected(Reason.NOT_MSGPACK if is_msgpack else Reason.NOT_JSON, _shortened(str(error)))
-    except RecursionError:
-        return Rejected(Reason.WRONG_SCHEMA, "lists or objects within each other, too deep to be read")
+        return Rejected(Reason.NOT_MSGPACK if is_msgpack else Reason.NOT_JSON, str(error)[:_MAX_DETAIL])
     except UnicodeDecodeError as error:
         return Rejected(Reason.NOT_UTF8, f"{error.reason} at byte {error.start}")
+    except RecursionError:
+        return Rejected(Reason.WRONG_SCHEMA, "lists or maps within one another, too deep to be read")
     if record.v != VERSION:
         return _unknown_version(record.v)
     return record
@@ -116,14 +119,12 @@ def _wrong_schema(
         version = head.decode(payload).v
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         version = VERSION
-    if version != VERSION:
-        return _unknown_version(version)
-    return Rejected(Reason.WRONG_SCHEMA, _shortened(str(error)))
+    return (
+        Rejected(Reason.WRONG_SCHEMA, str(error)[:_MAX_DETAIL])
+        if version == VERSION
+        else _unknown_version(version)
+    )
 
 
 def _unknown_version(version: int) -> Rejected:
-    return Rejected(Reason.UNKNOWN_VERSION, _shortened(f"{VERSION} is known, not version {version}"))
-
-
-def _shortened(detail: str) -> str:
-    return detail if len(detail) <= _MAX_DETAIL else f"{detail[:_MAX_DETAIL]}…"
+    return Rejected(Reason.UNKNOWN_VERSION, f"version {version}"[:_MAX_DETAIL] + f"; {VERSION} is known")

@@ -16,9 +16,8 @@ TOPIC_ROOT: Final = "fleet"
 Latitude: TypeAlias = Annotated[float, msgspec.Meta(ge=-90, le=90)]
 Longitude: TypeAlias = Annotated[float, msgspec.Meta(ge=-180, le=180)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-MOST: Final = 2**63 - 1
-"""The largest number that a column of the tables holds."""
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""Whole numbers that every reader of JSON keeps exactly."""
 Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """JSON has no infinities, MessagePack has: no sensor means them."""
 Encoding: TypeAlias = Literal["json", "msgpack"]
@@ -84,7 +83,7 @@ class Update(Record, frozen=True, kw_only=True):
     file: Name
     version: Name
     piece: Count
-    pieces: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+    pieces: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     data: bytes
 
 

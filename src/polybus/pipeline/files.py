@@ -3,12 +3,16 @@
 What is written appears whole or not at all: it is written under a name that nothing reads, and renamed.
 """
 
+import os
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from polybus.errors import PolybusError
+
+LOCAL: Final = "file:"
 
 
 class Files:
@@ -32,7 +36,29 @@ class Files:
         """In the folder, sorted; none if there is no folder."""
         if not self.exists(path):
             return []
+        if path.startswith(LOCAL):  # without three calls to Java for each
+            return sorted(os.listdir(path.removeprefix(LOCAL)))
         return sorted(status.getPath().getName() for status in self._fs.listStatus(self._path(path)))
+
+    def files_below(self, path: str) -> list[str]:
+        """Their whole paths, without those that Spark does not read."""
+        found = []
+        if self.exists(path):
+            each = self._fs.listFiles(self._path(path), True)
+            while each.hasNext():
+                file = each.next().getPath()
+                if not file.getName().startswith((".", "_")):
+                    found.append(file.toString())
+        return sorted(found)
+
+    def size_bytes(self, path: str) -> int:
+        return int(self._fs.getContentSummary(self._path(path)).getLength())
+
+    def modified_ms(self, path: str) -> int:
+        return int(self._fs.getFileStatus(self._path(path)).getModificationTime())
+
+    def set_modified(self, path: str, time_ms: int) -> None:
+        self._fs.setTimes(self._path(path), time_ms, -1)
 
     def make_folder(self, path: str) -> None:
         self._fs.mkdirs(self._path(path))
@@ -65,6 +91,10 @@ class Files:
         if self.exists(path):
             self.delete(path)
         self.move(writing, path)
+
+    def local_root(self) -> Path | None:
+        """None: it is on no file system of this machine."""
+        return Path(self.root.removeprefix(LOCAL)) if self.root.startswith(LOCAL) else None
 
     def leftovers(self, path: str) -> Iterator[str]:
         """What an earlier life was writing when it ended."""

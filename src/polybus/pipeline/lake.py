@@ -1,37 +1,38 @@
 """The tables on disk.
 
     <root>/bronze/messages/batch=12/part-….parquet       appended, a folder a batch
+    <root>/bronze/messages/batch=011/merged-….parquet    those up to 11, made into one (`folders`, `compaction`)
     <root>/silver/records/batch=12/fate=kept/kind=position/…
     <root>/gold/cap_use/day=2026-05-04/…                  replaced, a folder a day
     <root>/books/messages/0000000012.json                 what batch 12 brought; it is complete if this exists
     <root>/checkpoints/…                                  Spark's own
+    <root>/.writer                                        is locked while a pipeline writes here
 
 A batch's folders appear whole (`files`), in the order bronze, silver, books. A batch that is done twice,
 because the process ended in between, finds its folders and leaves them: the same offsets give the same rows.
 """
 
 import json
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import UsageError
+from polybus.pipeline.books import Book, Books
 from polybus.pipeline.files import Files
+from polybus.pipeline.folders import BATCH, Folder, folder_name, in_force, parse_name
 from polybus.pipeline.schemas import TABLES, Table
+from polybus.pipeline.turns import Turns
 from polybus.pipeline.views import VIEWS
 
-Book = Mapping[str, Any]
-BATCH: Final = "batch"
-
-
-class Stopping(PolybusError):
-    """A batch came when the pipeline was about to end."""
+COVERS_FILE: Final = "_covers.json"
+"""In a folder made of others: from which batch on."""
+MERGED: Final = "merged-"
 
 
 class NoSuchTable(UsageError):
@@ -50,9 +51,10 @@ class Lake:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.spark = spark
         self.files = Files(spark, root)
-        self._books: dict[str, dict[int, Book]] = {}
-        self._turns: dict[str, threading.Lock] = {}
-        self._is_stopping = threading.Event()
+        self.book_keeping = Books(self.files)
+        self._covers: dict[str, int] = {}
+        """By path; what is written there never changes."""
+        self.turns = Turns(self.files.local_root())
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -61,28 +63,53 @@ class Lake:
         table = table_named(name)
         if table.view_of:
             return VIEWS[name](self.read(table.view_of))
-        if not any("=" in each for each in self.files.names(self.path(name))):
-            return self.spark.createDataFrame([], table.schema)
-        frame = self.spark.read.schema(_stored(table)).parquet(self.path(name))
         if table.job == "days":
-            return frame.select(*table.schema.names)
+            if not any("=" in each for each in self.files.names(self.path(name))):
+                return self.spark.createDataFrame([], table.schema)
+            return self.spark.read.schema(table.schema).parquet(self.path(name)).select(*table.schema.names)
+        folders, _ = self.folders(name)  # before the books: they only grow
         done = max(self.books(table.job), default=-1)
-        return frame.where(F.col(BATCH) <= done).select(*table.schema.names)
+        return self.rows_of(name, [each for each in folders if each.level or each.last <= done])
 
     def read_batches(self, name: str, batches: Iterable[int]) -> DataFrame:
-        """Of these batches only, complete or not; without listing the others."""
+        """Of these batches, complete or not; and of those that became one with them."""
         table = table_named(name)
         if table.view_of:
             return VIEWS[name](self.read_batches(table.view_of, batches))
-        paths = [self._batch(name, batch) for batch in batches]
-        there = [path for path in paths if self.files.exists(path)]
-        if not there:
+        wanted = sorted(batches)
+        if len(wanted) == 1 and self.has_batch(name, wanted[0]):
+            return self.rows_of(name, [Folder(folder_name(wanted[0], 0), wanted[0], wanted[0])])
+        folders, _ = self.folders(name)
+        return self.rows_of(name, [each for each in folders if _has_any(each, wanted)])
+
+    def folders(self, name: str) -> tuple[list[Folder], list[Folder]]:
+        """Those of an appended table that count, and those that others stand for."""
+        path = self.path(name)
+        names = self.files.names(path)
+        # Another process may be replacing some, and a list that is made meanwhile may have neither the new
+        # folder nor the old ones. The next one has the new one then, for it comes before the old ones go.
+        while (again := self.files.names(path)) != names:
+            names = again
+        found = []
+        for each in names:
+            parsed = parse_name(each)
+            if parsed is not None:
+                last, level = parsed
+                found.append(Folder(each, self._first_of(f"{path}/{each}") if level else last, last, level))
+        return in_force(found)
+
+    def rows_of(self, name: str, folders: Sequence[Folder]) -> DataFrame:
+        table = table_named(name)
+        if not folders:
             return self.spark.createDataFrame([], table.schema)
         reader = self.spark.read.schema(_stored(table)).option("basePath", self.path(name))
-        return reader.parquet(*there).select(*table.schema.names)
+        return reader.parquet(*[f"{self.path(name)}/{each.name}" for each in folders]).select(
+            *table.schema.names
+        )
 
-    def stream(self, name: str, *, max_files: int, **folders: str) -> DataFrame:
-        """Every batch of an appended table, each once; of its folders those with these values.
+    def stream(self, name: str, *, max_files: int, merged: Sequence[str] = (), **folders: str) -> DataFrame:
+        """Every batch of an appended table, each once; of its folders those with these values. `merged` are
+        those made of others that are to be read too: what is merged later was read before.
 
         Not by the table's root: Spark would find out anew for every batch which columns are folders, and gets
         lost when a query began before there were any.
@@ -92,7 +119,8 @@ class Lake:
         inner = "".join(f"/{column}={value}" for column, value in folders.items())
         schema = StructType([field for field in table.schema.fields if field.name not in folders])
         reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", max_files)
-        rows = reader.parquet(f"{self.path(name)}/{BATCH}=*{inner}")
+        names = [f"{BATCH}=*{inner}/part-*", *[f"{each}{inner}/{MERGED}*" for each in merged]]
+        rows = reader.parquet(f"{self.path(name)}/{{{','.join(names)}}}")
         return rows.withColumns({column: F.lit(value) for column, value in folders.items()})
 
     def path(self, name: str) -> str:
@@ -104,27 +132,27 @@ class Lake:
         return self.files.exists(self._batch(name, batch))
 
     def batches(self, name: str) -> list[int]:
-        prefix = f"{BATCH}="
-        names = self.files.names(self.path(name))
-        return sorted(int(each.removeprefix(prefix)) for each in names if each.startswith(prefix))
+        return [folder.last for folder in self.folders(name)[0]]
 
     def append(self, name: str, batch: int, rows: DataFrame) -> None:
-        table = table_named(name)
         target = self._batch(name, batch)
         if self.files.exists(target):
             return
         writing = f"{self.path(name)}/.writing-{batch}"
+        self.write_rows(name, rows, writing)
+        self.files.move(writing, target)
+
+    def write_rows(self, name: str, rows: DataFrame, target: str) -> None:
+        table = table_named(name)
         rows = rows.select(*[F.col(each.name).cast(each.dataType) for each in table.schema.fields])
         writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "static")
-        (writer.partitionBy(*table.folders) if table.folders else writer).parquet(writing)
-        self.files.move(writing, target)
+        (writer.partitionBy(*table.folders) if table.folders else writer).parquet(target)
 
     def drop(self, name: str) -> None:
         """An appended table that is to be made anew, with its books."""
-        job = table_named(name).job
         self.files.delete(self.path(name))
-        self.files.delete(self.files.at("books", job))
-        self._books.pop(job, None)
+        self._covers.clear()
+        self.book_keeping.drop(table_named(name).job)
 
     # --- replacing --------------------------------------------------------------------------------
 
@@ -150,54 +178,12 @@ class Lake:
     # --- books ------------------------------------------------------------------------------------
 
     def books(self, job: str) -> Mapping[int, Book]:
-        """By batch. Read once: nobody else writes them."""
-        if job not in self._books:
-            folder = self.files.at("books", job)
-            self._books[job] = {
-                int(name.removesuffix(".json")): json.loads(self.files.read_text(f"{folder}/{name}"))
-                for name in self.files.names(folder)
-                if name.endswith(".json") and not name.startswith(".")
-            }
-        return self._books[job]
+        """By batch."""
+        return self.book_keeping.of(job)
 
     def write_book(self, job: str, batch: int, book: Book) -> None:
         """The last step of a batch. Raises `PolybusError` if what came is not what became of it."""
-        parts = sum(book["fates"].values())
-        if parts != book["rows"]:
-            raise PolybusError(
-                f"the books of {job}, batch {batch}, do not balance: {book['rows']} rows came, "
-                f"{parts} have a fate ({dict(book['fates'])})"
-            )
-        self.books(job)
-        self.files.write_text(self.files.at("books", job, f"{batch:010d}.json"), json.dumps(book))
-        self._books[job][batch] = book
-
-    # --- taking turns -----------------------------------------------------------------------------
-
-    @contextmanager
-    def batch_of(self, job: str) -> Iterator[None]:
-        """Around everything that a batch writes. Raises `Stopping` if the pipeline is about to end: Spark must
-        not think that the batch was done."""
-        lock = self._turns.setdefault(job, threading.Lock())
-        while not lock.acquire(timeout=0.05):
-            if self._is_stopping.is_set():
-                raise Stopping(f"{job}: the pipeline ends; the batch is for the next run")
-        try:
-            if self._is_stopping.is_set():
-                raise Stopping(f"{job}: the pipeline ends; the batch is for the next run")
-            yield
-        finally:
-            lock.release()
-
-    @contextmanager
-    def nobody_writing(self) -> Iterator[None]:
-        """For stopping queries: batches under way come to their end before, and none begins meanwhile. Spark
-        would interrupt its own side only, and Python's would go on writing."""
-        self._is_stopping.set()
-        with ExitStack() as stack:
-            for lock in self._turns.values():
-                stack.enter_context(lock)
-            yield
+        self.book_keeping.write(job, batch, book)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -207,6 +193,9 @@ class Lake:
             path = self.path(name)
             for leftover in list(self.files.leftovers(path)):
                 self.files.delete(leftover)
+            if TABLES[name].job != "days" and not TABLES[name].view_of:
+                for folder in self.folders(name)[1]:
+                    self.files.delete(f"{path}/{folder.name}")
             for each in self.files.names(path):
                 if each.startswith(".old-"):
                     target = f"{path}/day={each.removeprefix('.old-')}"
@@ -216,13 +205,20 @@ class Lake:
                         self.files.move(f"{path}/{each}", target)
 
     def _batch(self, name: str, batch: int) -> str:
-        return f"{self.path(name)}/{BATCH}={batch}"
+        return f"{self.path(name)}/{folder_name(batch, 0)}"
+
+    def _first_of(self, path: str) -> int:
+        if path not in self._covers:
+            self._covers[path] = int(json.loads(self.files.read_text(f"{path}/{COVERS_FILE}"))["first"])
+        return self._covers[path]
+
+
+def _has_any(folder: Folder, batches: Sequence[int]) -> bool:
+    """`batches` are sorted."""
+    at = bisect_left(batches, folder.first)
+    return at < len(batches) and batches[at] <= folder.last
 
 
 def _stored(table: Table) -> StructType:
     """With what stands in the names of folders."""
-    return (
-        table.schema
-        if table.job == "days"
-        else StructType([*table.schema.fields, StructField(BATCH, IntegerType())])
-    )
+    return StructType([*table.schema.fields, StructField(BATCH, IntegerType())])

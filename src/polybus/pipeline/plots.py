@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from polybus.pipeline.geography import Map
 from polybus.pipeline.lake import Lake
+from polybus.pipeline.times import in_utc
 
 BLUE, ORANGE, GREY, RED, GREEN = "#2f6db3", "#e58a2b", "#b8bec6", "#c43d3d", "#3b8f5a"
 MAX_POINTS: Final = 60_000
@@ -67,9 +68,9 @@ def draw_caps(axes: Axes, rows: Sequence[Any]) -> None:
     ]
     bars = axes.barh(names, shares, color=colours)
     said = [
-        f" used up {row['exhausted_at']:%H:%M}"
+        f" used up {in_utc(row['exhausted_at']):%H:%M}"
         if row["exhausted_at"]
-        else f" will be {row['projected_at']:%H:%M}"
+        else f" will be {in_utc(row['projected_at']):%H:%M}"
         if row["projected_at"]
         else ""
         for row in rows

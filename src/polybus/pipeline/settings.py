@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 
 from polybus.errors import ConfigError
+from polybus.pipeline.folders import FAN_IN
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -65,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Between two batches, with --continuous."""
     refresh_s: Positive = 30.0
     """Between two times that the tables by day are made anew, with --continuous."""
+    merge_batches: Annotated[int, msgspec.Meta(ge=0)] = FAN_IN
+    """So many folders of about a size become one; 0: never."""
     spark: dict[str, str] = {}
     """Settings of Spark's own."""
 

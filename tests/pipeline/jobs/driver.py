@@ -3,12 +3,11 @@
 import sys
 from pathlib import Path
 
-from polybus.pipeline.jobs.run import run_once
+from polybus.pipeline.jobs.run import run_continuously
 from polybus.pipeline.session import SHORT_LIVED, build_session
 from polybus.pipeline.settings import load_settings
 
 if __name__ == "__main__":
     settings = load_settings(Path(sys.argv[1]))
     spark = build_session("polybus test driver", "local[2]", {**SHORT_LIVED, **settings.spark})
-    run_once(spark, settings)
-    spark.stop()
+    run_continuously(spark, settings, lambda: True)

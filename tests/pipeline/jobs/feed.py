@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tomli_w
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from polybus.fleet.decoding import Limits, Rejected, decode_message
@@ -15,6 +18,7 @@ from polybus.fleet.roads import as_geojson, make_country
 from polybus.fleet.schedule import Plan, Sending, sendings
 from polybus.pipeline.schemas import MESSAGES
 from polybus.pipeline.settings import Fleet, Messages, Settings
+from tests.pipeline.sources.mosquitto import publishing
 
 START_MS = 1_777_874_400_000  # 2026-05-04 06:00 UTC
 PLAN = Plan(make_country(7), 3, 7, START_MS, 2 * 3600.0, damaged_share=0.01)
@@ -32,6 +36,8 @@ class Feed:
         self._parts = [self.sent[begin : begin + size] for begin in range(0, len(self.sent), size)]
         self._offsets: Counter[int] = Counter()
         self._written = 0
+        self.later_s = 0
+        """So long after the plan's time messages arrive."""
         (folder / "in").mkdir(parents=True)
         (folder / "map.geojson").write_text(json.dumps(as_geojson(plan.country)))
 
@@ -47,6 +53,19 @@ class Feed:
             spark={"spark.sql.shuffle.partitions": "2"},
         )
 
+    def settings_of(self, format: str, options: dict[str, str | int | float | bool]) -> Settings:
+        """For messages that `publish` sends: they arrive by the clock, not by the plan."""
+        return msgspec.structs.replace(
+            self.settings(max_clock_error_s=10 * 366 * 86_400.0), messages=Messages(format, options)
+        )
+
+    def publish(self, port: int, parts: int | None = None) -> None:
+        """The next parts to a broker; all that are left if no number is given. Returns when they are
+        acknowledged."""
+        last = len(self._parts) if parts is None else self._written + parts
+        send(port, chain.from_iterable(self._parts[self._written : last]))
+        self._written = last
+
     def write(self, parts: int | None = None) -> None:
         """The next files; all that are left if no number is given."""
         last = len(self._parts) if parts is None else self._written + parts
@@ -58,7 +77,8 @@ class Feed:
         rows = []
         for each in sent:
             partition = sum(each.topic.encode()) % PARTITIONS
-            time = datetime.fromtimestamp((START_MS + int(each.send_s * 1000)) / 1000, UTC)
+            arrival_s = each.send_s + self.later_s
+            time = datetime.fromtimestamp((START_MS + int(arrival_s * 1000)) / 1000, UTC)
             row = (
                 partition,
                 self._offsets[partition],
@@ -91,3 +111,18 @@ class Feed:
             else:
                 records.add((record.truck, record.id))
         return records, rejected, double
+
+
+def send(port: int, sent: Iterable[Sending]) -> None:
+    """To a broker. Returns when all is acknowledged."""
+    with publishing(port) as publisher:
+        for each in sent:
+            publisher.send(each.topic, [each.payload])
+        publisher.wait()
+
+
+def write_settings(settings: Settings, folder: Path) -> Path:
+    file = folder / "pipeline.toml"
+    document = msgspec.to_builtins(settings)
+    file.write_text(tomli_w.dumps({key: value for key, value in document.items() if value is not None}))
+    return file

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from polybus.errors import UsageError
+from polybus.pipeline.jobs.compaction import compact, mergeable
 from polybus.pipeline.jobs.run import PipelineFailed, run_continuously, run_once
 from polybus.pipeline.lake import Lake, NoSuchTable
 from polybus.pipeline.schemas import KINDS, TABLES
@@ -99,9 +100,7 @@ def test_a_batch_whose_silver_is_missing_is_made_from_bronze(spark, filled, tmp_
     (lake_folder / "books/messages/.0000000003.json.crc").unlink(missing_ok=True)
     shutil.rmtree(lake_folder / "silver/records/batch=3")
     (lake_folder / "silver/records/.writing-3").mkdir()  # half of it was there
-    last = max((lake_folder / "checkpoints/messages/commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    remove_last(lake_folder / "checkpoints/messages/commits")
     settings = feed.settings()
     lake = run_once(spark, msgspec.structs.replace(settings, folder=str(lake_folder)))
     check_books(lake, feed)
@@ -115,16 +114,116 @@ def test_lost_checkpoints_lose_and_double_nothing(spark, filled, tmp_path):
     shutil.rmtree(lake_folder / "checkpoints")
     lake = run_once(spark, msgspec.structs.replace(feed.settings(), folder=str(lake_folder)))
     check_books(lake, feed)
-    columns = ["truck", "at", "geofence", "event"]
-    assert sorted(lake.read("geofence_events").select(columns).collect()) == sorted(
-        before.read("geofence_events").select(columns).collect()
-    )
+    assert geofence_events(lake) == geofence_events(before)
 
 
-def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark, tmp_path):
-    """It begins when there is nothing yet, and is stopped while there is something to do."""
+def test_a_batch_that_geofences_have_in_their_books_is_done_again_for_its_state(spark, filled, tmp_path):
+    """As if the process had ended between the book and Spark's commit."""
+    feed, before = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    remove_last(lake_folder / "checkpoints/geofences/commits")
+    lake = run_once(spark, msgspec.structs.replace(feed.settings(), folder=str(lake_folder)))
+    assert geofence_events(lake) == geofence_events(before)
+
+
+def remove_last(log: Path) -> None:
+    """The newest entry of one of Spark's logs."""
+    last = max((path for path in log.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_checkpoint_that_is_older_than_the_tables_is_told_and_its_loss_costs_nothing(spark, tmp_path):
+    """The number of a batch that was done comes again, with other rows."""
+    feed = Feed(tmp_path, parts=3)
+    feed.write(2)
+    run_once(spark, feed.settings())
+    for log in ("offsets", "commits", "sources/0"):
+        remove_last(tmp_path / "lake/checkpoints/messages" / log)
+    feed.write()
+    (tmp_path / "in/0001.parquet").rename(tmp_path / "0001.parquet")  # the next one comes in its place
+    with pytest.raises(
+        PipelineFailed, match=r"batch 1 of messages is not what the tables have.*Delete that folder"
+    ):
+        run_once(spark, feed.settings())
+    (tmp_path / "0001.parquet").rename(tmp_path / "in/0001.parquet")
+    shutil.rmtree(tmp_path / "lake/checkpoints/messages")
+    check_books(run_once(spark, feed.settings()), feed)
+
+
+def test_bronze_that_is_lost_with_its_checkpoint_is_taken_in_again(spark, filled, tmp_path):
+    feed, _ = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    shutil.rmtree(lake_folder / "bronze/messages")
+    shutil.rmtree(lake_folder / "checkpoints/messages")
+    lake = run_once(spark, msgspec.structs.replace(feed.settings(), folder=str(lake_folder)))
+    assert lake.read("messages").count() == len(feed.sent)
+    records, rejected, double = feed.expected()
+    kept = [row for kind in KINDS for row in lake.read(kind).select("truck", "id").collect()]
+    assert Counter(map(tuple, kept)) == Counter(records)
+    assert lake.read("rejected").count() == 2 * rejected
+    assert lake.read("duplicates").count() + lake.read("late").count() == 2 * double + len(records)
+
+
+def test_a_source_that_is_begun_anew_is_not_taken_for_the_old_one(spark, tmp_path):
+    """Its numbers are the same, its times are later."""
+    feed = Feed(tmp_path, parts=1, plan=msgspec.structs.replace(PLAN, duration_s=600.0))
+    feed.write()
+    run_once(spark, feed.settings())
+    anew = Feed(tmp_path / "anew", parts=1, plan=msgspec.structs.replace(PLAN, duration_s=1200.0, seed=8))
+    anew.later_s = 1200
+    anew.write()
+    shutil.rmtree(tmp_path / "lake/checkpoints")
+    settings = msgspec.structs.replace(anew.settings(), folder=str(tmp_path / "lake"))
+    lake = run_once(spark, settings)
+    assert lake.read("messages").count() == len(feed.sent) + len(anew.sent)
+
+
+def geofence_events(lake: Lake) -> list[tuple[object, ...]]:
+    rows = lake.read("geofence_events").select("truck", "at", "geofence", "event").collect()
+    return sorted((tuple(row) for row in rows), key=str)
+
+
+def test_tables_of_few_folders_are_the_same_tables(spark, filled, tmp_path):
+    """All that is complete becomes one; then the geofences are made anew from that, and more comes."""
+    feed, before = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    compact(Lake(spark, str(lake_folder)), fan_in=None)
+    for table in ("bronze/messages", "silver/records"):
+        assert [path.name for path in (lake_folder / table).glob("batch=*")] == ["batch=03"], table
+    settings = msgspec.structs.replace(feed.settings(), folder=str(lake_folder))
+    lake = run_once(spark, settings)
+    check_books(lake, feed)
+    assert geofence_events(lake) == geofence_events(before)
+    shutil.rmtree(lake_folder / "checkpoints")
+    lake = run_once(spark, settings)
+    check_books(lake, feed)
+    assert geofence_events(lake) == geofence_events(before)
+
+
+def test_what_geofences_have_not_read_is_not_merged(spark, filled, tmp_path):
+    """The notes of a batch of theirs that did not come to its end: it will read those files again."""
+    feed, _ = filled
+    lake_folder = tmp_path / "lake"
+    shutil.copytree(feed.folder / "lake", lake_folder)
+    lake = Lake(spark, str(lake_folder))
+    assert len(mergeable(lake, "records")) == 4
+    remove_last(lake_folder / "checkpoints/geofences/commits")
+    unread = [folder.last for folder in lake.folders("records")[0] if folder not in mergeable(lake, "records")]
+    assert unread
+    assert 3 in unread
+    shutil.rmtree(lake_folder / "checkpoints/geofences")
+    assert len(mergeable(lake, "records")) == 4
+
+
+def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark, filled, tmp_path):
+    """It begins when there is nothing yet, makes one folder of two on the way, and is stopped while there is
+    something to do."""
     feed = Feed(tmp_path, parts=4)
-    settings = msgspec.structs.replace(feed.settings(), trigger_s=0.1, refresh_s=1.0)
+    settings = msgspec.structs.replace(feed.settings(), trigger_s=0.1, refresh_s=1.0, merge_batches=2)
     books, events = tmp_path / "lake/books/messages", tmp_path / "lake/books/geofences"
     has_begun = False
 
@@ -133,11 +232,15 @@ def test_a_continuous_run_takes_what_comes_and_leaves_the_rest_to_the_next(spark
         if not has_begun and (tmp_path / "lake/checkpoints/geofences/metadata").exists():
             feed.write(3)
             has_begun = True
-        return not (len(list(books.glob("*.json"))) >= 2 and list(events.glob("*.json")))
+        merged = list((tmp_path / "lake/silver/records").glob("batch=0?*"))
+        return not (merged and len(list(books.glob("*.json"))) >= 2 and list(events.glob("*.json")))
 
     run_continuously(spark, settings, is_wanted)
     feed.write()
-    check_books(run_once(spark, settings), feed)
+    lake = run_once(spark, settings)
+    check_books(lake, feed)
+    assert geofence_events(lake) == geofence_events(filled[1])
+    assert len(lake.folders("messages")[0]) < len(lake.books("messages"))
 
 
 def test_late_records_are_kept_aside_and_counted(spark, tmp_path):
@@ -151,6 +254,18 @@ def test_late_records_are_kept_aside_and_counted(spark, tmp_path):
         fates.update(book["fates"])
     assert fates["late"] == late
     assert fates.total() == len(feed.sent) == lake.read("ledger").count()
+
+
+def test_a_truck_whose_clock_is_ahead_makes_nobody_late(spark, tmp_path):
+    """Ten days, in the first batch; the records of the second are as they should be."""
+    feed = Feed(tmp_path, parts=2, plan=msgspec.structs.replace(PLAN, duration_s=1200.0))
+    first = next(each for each in feed.sent if each.topic.endswith("/vehicle") and b'"at":' in each.payload)
+    record = json.loads(first.payload)
+    ahead = json.dumps({**record, "id": "ahead", "at": record["at"] + 10 * 86_400_000}).encode()
+    feed.sent.insert(0, first._replace(payload=ahead))
+    feed._parts[0].insert(0, feed.sent[0])
+    feed.write()
+    check_books(run_once(spark, feed.settings()), feed)
 
 
 def test_a_full_disk_fails_the_run_and_the_next_one_goes_on(spark, tmp_path):

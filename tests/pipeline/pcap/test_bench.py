@@ -4,7 +4,8 @@ import math
 import os
 from pathlib import Path
 
-from bench.pipeline.pcap import cpu_seconds, cpu_used, read_with_dpkt, read_with_ours, write_capture
+from bench.pipeline.measure import cpu_seconds, cpu_used
+from bench.pipeline.pcap import read_with_dpkt, read_with_ours, write_capture
 
 
 def test_both_readers_read_the_whole_capture(tmp_path: Path) -> None:

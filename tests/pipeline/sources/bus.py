@@ -21,18 +21,24 @@ name = "fleet"
 filters = ["fleet/#"]
 partitions = 2
 segment_bytes = 65536
+max_bytes = {max_bytes}
 """
 
 
 class StreamingBus:
     def __init__(self, folder: Path) -> None:
-        self.port, http_port = free_port(), free_port()
-        self.url = f"http://127.0.0.1:{http_port}"
+        self.port, self._http_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self._http_port}"
         self.stream_folder = folder / "data" / "streams" / "fleet"
         self._config = folder / "polybus.toml"
-        self._config.write_text(CONFIG.format(port=self.port, http_port=http_port))
+        self.keep(0)
         self._log = folder / "bus.log"
         self._process: subprocess.Popen[bytes] | None = None
+
+    def keep(self, max_bytes: int) -> None:
+        """From the next start on; 0: all."""
+        text = CONFIG.format(port=self.port, http_port=self._http_port, max_bytes=max_bytes)
+        self._config.write_text(text)
 
     def start(self) -> None:
         with self._log.open("wb") as log:

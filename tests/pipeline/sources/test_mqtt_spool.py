@@ -1,6 +1,7 @@
 """The spool on a disk: numbers that are never used twice, deletions, limits, crashes, a full disk."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import pytest
 
 from polybus.client.message import Message
 from polybus.pipeline.sources.mqtt.schema import Arrival, to_batch, with_offsets
+from polybus.pipeline.sources.mqtt.source import SpoolRange
 from polybus.pipeline.sources.mqtt.spool import (
     RowsGone,
     SpoolBusy,
     SpoolError,
+    SpoolNotShared,
     SpoolWriter,
+    check_shared,
     read_rows,
     segment_paths,
 )
@@ -238,3 +242,20 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
         with SpoolWriter(tmp_path, limit_bytes=1 << 30) as spool:
             assert spool.next >= promised
             assert payloads(tmp_path, spool, 0, spool.next) == [b"%d" % n for n in range(spool.next)]
+
+
+def test_a_spool_that_another_machine_does_not_see_is_told(tmp_path: Path) -> None:
+    with SpoolWriter(tmp_path / "spool", limit_bytes=1 << 20):
+        check_shared(tmp_path / "spool", "driver", "worker-1")
+    folder = tmp_path / "elsewhere"
+    with pytest.raises(SpoolNotShared, match=rf"no spool in {folder} on worker-1.*it is on driver.*NFS"):
+        check_shared(folder, "driver", "worker-1")
+    check_shared(folder, "driver", "driver")  # it is gone, which is another thing to say
+
+
+def test_a_task_on_another_machine_says_that_the_spool_is_not_shared(tmp_path: Path) -> None:
+    """As Spark carries it there: pickled."""
+    task = SpoolRange(tmp_path / "nowhere", "id", 0, 5)
+    task.driver = "some-driver"
+    with pytest.raises(SpoolNotShared, match="some-driver"):
+        list(pickle.loads(pickle.dumps(task)).read())

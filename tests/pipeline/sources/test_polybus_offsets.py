@@ -127,3 +127,28 @@ def test_wrong_offsets_are_named(text: str, said: str) -> None:
     with pytest.raises(OptionError, match="startingOffsets") as caught:
         parse_positions("startingOffsets", text, HELD)
     assert said in str(caught.value)
+
+
+def test_a_stream_that_was_begun_anew_and_is_longer_by_now_is_told() -> None:
+    """Its offsets go on where the old one's ended; its times do not."""
+    old, new = {0: Held(0, 10, 1000)}, {0: Held(0, 15, 2000)}
+    start = plan({"0": 0}, old).offset
+    assert start == {"0": 10, "began": "0:0@1000"}
+    planned = plan(start, new)
+    assert len(planned.lost) == 1
+    assert "partition 0 does not begin as it did when this query read it to offset 10" in planned.lost[0]
+    assert planned.offset == {"0": 15, "began": "0:0@2000"}
+    assert pieces(start, planned.offset, new) == ([Piece(0, 0, 15)], ())  # going on without what is lost
+    assert plan(planned.offset, {0: Held(0, 20, 2000)}).lost == ()
+
+
+def test_one_that_begins_earlier_than_it_did_was_begun_anew() -> None:
+    start = plan({"0": 50}, {0: Held(40, 60, 1000)}).offset
+    assert plan(start, {0: Held(0, 100, 900)}).lost
+
+
+def test_retention_and_a_clock_set_back_are_no_new_stream() -> None:
+    start = plan({"0": 0}, {0: Held(0, 10, 1000)}).offset
+    assert plan(start, {0: Held(5, 20, 3000)}).lost == ()
+    assert plan(start, {0: Held(0, 20, 500)}).lost == ()
+    assert plan(start, {0: Held(5, 10, 3000)}).offset == start  # nothing new: the same text

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from polybus.pipeline.sources.options import OptionError
-from polybus.pipeline.sources.polybus.offsets import DataLoss, Offset
+from polybus.pipeline.sources.polybus.offsets import DataLoss, Offset, positions_of
 from polybus.pipeline.sources.polybus.places import StreamRefused, Unreachable
 from polybus.pipeline.sources.polybus.schema import ARROW_SCHEMA
 from polybus.pipeline.sources.polybus.source import PolybusSource, PolybusStreamReader
@@ -57,7 +57,7 @@ def test_all_of_it(log: LogServer, options: dict[str, str]) -> None:
     reader = stream_reader(options)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert (start, end) == ({"0": 0}, {"0": 15})
+    assert (positions_of(start), positions_of(end)) == ({0: 0}, {0: 15})
     assert rows(reader, start, end) == [(0, n, b"%d" % n) for n in range(15)]
     assert reader.partitions(end, end) == []
 
@@ -94,7 +94,7 @@ def test_available_now_stops_where_the_stream_was(log: LogServer, options: dict[
     log.write(numbers(10, 10))
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(6))
     second = reader.latestOffset(first, ReadMaxRows(6))
-    assert (first, second) == ({"0": 6}, {"0": 10})
+    assert (positions_of(first), positions_of(second)) == ({0: 6}, {0: 10})
     assert reader.latestOffset(second, ReadMaxRows(6)) == second
     assert reader.reportLatestOffset() == {"0": 20}
 
@@ -111,7 +111,8 @@ def test_starting_offsets(log: LogServer, options: dict[str, str]) -> None:
         ("timestamp:1960-01-01T00:00:00Z", 0),
         ("timestamp:2999-01-01T00:00:00+02:00", 8),
     ):
-        assert stream_reader(options, startingOffsets=text).initialOffset() == {"0": expected}, text
+        begin = stream_reader(options, startingOffsets=text).initialOffset()
+        assert positions_of(begin) == {0: expected}, text
 
 
 def test_a_clock_that_was_years_off_loses_no_record(log: LogServer, options: dict[str, str]) -> None:
@@ -121,7 +122,7 @@ def test_a_clock_that_was_years_off_loses_no_record(log: LogServer, options: dic
     reader = stream_reader(options)
     assert [payload for _, _, payload in rows(reader, {"0": 0}, {"0": 6})] == numbers(6)
     begin = stream_reader(options, startingOffsets="timestamp:1970-01-01T00:00:02Z").initialOffset()
-    assert begin == {"0": 0}
+    assert positions_of(begin) == {0: 0}
 
 
 @pytest.mark.parametrize("payload", [b"", bytes(range(256)), b"\xff\xfe", b"x" * 10_000_000])
@@ -157,7 +158,7 @@ def test_or_is_skipped_and_counted(
     reader = stream_reader(options, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING):
         end = reader.latestOffset({"0": 0}, ReadAllAvailable())
-    assert end == {"0": 1000, "skipped": first}
+    assert end == {"0": 1000, "skipped": first, "began": f"0:{first}@1000000"}
     assert f"offsets 0 to {first - 1} of partition 0 were dropped by retention" in caplog.text
     assert [offset for _, offset, _ in rows(reader, {"0": 0}, end)] == list(range(first, 1000))
     assert reader.latestOffset(end, ReadAllAvailable()) == end
@@ -319,3 +320,19 @@ def test_a_range_that_cannot_be(log: LogServer, start: int, end: int, said: str)
     source = PolybusSource({**log.options, **given})
     with pytest.raises(OptionError, match=said.replace(" ", r"\s")):
         source.reader(source.schema()).partitions()
+
+
+def test_a_stream_that_was_deleted_and_begun_anew_is_told(tmp_path: Path) -> None:
+    """Though it is longer than the old one was, so that offsets alone would fit."""
+    with serving_log(tmp_path / "old") as log:
+        log.write(numbers(10), time_us=1_000_000)
+        reader = stream_reader(log.options)
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    with serving_log(tmp_path / "new") as log:
+        log.write(numbers(15), time_us=2_000_000)
+        for options in (log.options, log.folder_options):
+            with pytest.raises(DataLoss, match=r"partition 0 does not begin as it did.*begun anew"):
+                stream_reader(options).latestOffset(end, ReadAllAvailable())
+            lenient = stream_reader(options, failOnDataLoss="false")
+            then = lenient.latestOffset(end, ReadAllAvailable())
+            assert [offset for _, offset, _ in rows(lenient, end, then)] == list(range(15))

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.testing import assertDataFrameEqual
 
 from polybus.fleet.decoding import Limits, Reason
@@ -250,3 +251,14 @@ def test_copies_say_whose_they_are(spark, name):
     rows = fleet.duplicates(judged(spark, [position("a"), position("a")]))
     expected = [(0, 1, NOW + timedelta(seconds=1), "fleet/t1/position", "client", "t1", "position", "a", NOW)]
     assertDataFrameEqual(rows, spark.createDataFrame(expected, TABLES[name].schema))
+
+
+def test_a_row_that_no_column_holds_is_set_aside_alone():
+    """Whatever the decoder lets through: the others of its batch are kept."""
+    kind = to_arrow_type(fleet.DECODED, timezone="UTC")
+    good = (None, None, "t1", "tachograph", "a", 0, None, None, ("d", 1, 2, 3, 4), None)
+    bad = (None, None, "t1", "tachograph", "b", 0, None, None, ("d", 2**70, 2, 3, 4), None)
+    rows = fleet._column([good, bad, good], kind).to_pylist()
+    assert [row["id"] for row in rows] == ["a", None, "a"]
+    assert (rows[1]["reason"], rows[1]["truck"]) == ("wrong schema", "t1")
+    assert "does not fit the table" in rows[1]["detail"]

@@ -9,6 +9,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from polybus.pipeline.books import Book
 from polybus.pipeline.lake import Lake
 from polybus.pipeline.settings import Fleet
 from polybus.pipeline.transforms import caps, clients, fleet_traffic, positions, requests
@@ -24,7 +25,7 @@ def refresh_days(lake: Lake, settings: Fleet, tell: Progress = lambda _: None) -
     changed: list[str] = []
     now: dict[str, int] = dict(done)
     for job, makers in _BY_JOB.items():
-        books = lake.books(job)
+        books = dict(lake.books(job))  # batches come meanwhile: those are for the next time
         days = sorted(
             {
                 date.fromisoformat(day)
@@ -35,7 +36,7 @@ def refresh_days(lake: Lake, settings: Fleet, tell: Progress = lambda _: None) -
         )
         now[job] = max(books, default=-1)
         if days:
-            for name, rows, wanted in makers(lake, settings, days):
+            for name, rows, wanted in makers(lake, books, settings, days):
                 tell(name)
                 lake.replace_days(name, rows, wanted)
                 changed.append(name)
@@ -47,29 +48,31 @@ def refresh_days(lake: Lake, settings: Fleet, tell: Progress = lambda _: None) -
 Made = Iterator[tuple[str, DataFrame, Sequence[date]]]
 
 
-def _from_messages(lake: Lake, settings: Fleet, days: Sequence[date]) -> Made:
-    ledger = _of_days(lake.read("ledger"), "time", days).persist()
+def _from_messages(lake: Lake, books: Mapping[int, Book], settings: Fleet, days: Sequence[date]) -> Made:
+    batches = _with_any(books, days)
+    ledger = _of_days(lake.read_batches("ledger", batches), "time", days).persist()
     try:
         yield "client_traffic", clients.client_traffic(ledger), days
         yield "traffic_by_type", fleet_traffic.traffic_by_type(ledger), days
         yield "cap_use", caps.cap_use(ledger, settings.cap_bytes), days
     finally:
         ledger.unpersist()
-    yield "truck_days", positions.truck_days(_of_days(lake.read("position"), "at", days)), days
+    position = _of_days(lake.read_batches("position", batches), "at", days)
+    yield "truck_days", positions.truck_days(position), days
 
 
-def _from_events(lake: Lake, settings: Fleet, days: Sequence[date]) -> Made:
+def _from_events(lake: Lake, books: Mapping[int, Book], settings: Fleet, days: Sequence[date]) -> Made:
     # A request may end on the day after it began, or have begun on the day before what is new.
     begun = sorted({*days, *(day - timedelta(days=1) for day in days)})
     ended = sorted({*begun, *(day + timedelta(days=1) for day in begun)})
-    log = lake.read("log").where(F.col("day").isin(ended))
+    log = lake.read_batches("log", _with_any(books, ended)).where(F.col("day").isin(ended))
     yield "requests", requests.spans(log), begun
     spans = lake.read("requests").where(F.col("day").isin(begun))
     yield "request_latency", requests.latency(spans), begun
     yield "request_outcomes", requests.outcomes(spans), begun
 
 
-_BY_JOB: Final[Mapping[str, Callable[[Lake, Fleet, Sequence[date]], Made]]] = {
+_BY_JOB: Final[Mapping[str, Callable[[Lake, Mapping[int, Book], Fleet, Sequence[date]], Made]]] = {
     "messages": _from_messages,
     "events": _from_events,
 }
@@ -77,3 +80,9 @@ _BY_JOB: Final[Mapping[str, Callable[[Lake, Fleet, Sequence[date]], Made]]] = {
 
 def _of_days(rows: DataFrame, time: str, days: Sequence[date]) -> DataFrame:
     return rows.where(F.to_date(time).isin(list(days)))
+
+
+def _with_any(books: Mapping[int, Book], days: Sequence[date]) -> list[int]:
+    """Batches that brought something of these days: the others need not be read."""
+    wanted = {str(day) for day in days}
+    return [batch for batch, book in books.items() if not wanted.isdisjoint(book["days"])]

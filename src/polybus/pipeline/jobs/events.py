@@ -5,8 +5,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from polybus.pipeline.books import Book
 from polybus.pipeline.jobs.intake import Intake
-from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.lake import Lake
 from polybus.pipeline.settings import Events
 from polybus.pipeline.transforms import logs
 
@@ -30,7 +31,6 @@ def event_intake(lake: Lake) -> Intake:
         lines = lake.read_batches("log_lines", [batch])
         counts = lines.groupBy("fate", "day").agg(F.count("*").alias("rows")).collect()
         return {
-            "rows": bronze.count(),
             "fates": {fate: sum(row["rows"] for row in counts if row["fate"] == fate) for fate in FATES},
             "days": sorted(str(row["day"]) for row in counts if row["day"] is not None),
         }

@@ -5,7 +5,7 @@ lost or doubled, whenever the process ends:
 
 - before bronze is there: the batch is read again from the source;
 - between bronze and the books: it is made anew from bronze, not from the source;
-- after the books: there is nothing to do;
+- after the books: there is nothing to do, if it is the batch that they tell of;
 - and if the checkpoint is lost, reading begins at the source's beginning, and what bronze has is left out.
 """
 
@@ -13,12 +13,15 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from polybus.pipeline.lake import Book, Lake
+from polybus.errors import PolybusError
+from polybus.pipeline.books import Book
+from polybus.pipeline.lake import Lake
+from polybus.pipeline.schemas import TABLES
 
 Process = Callable[[DataFrame, int], Book]
 Trigger = Callable[[DataStreamWriter], DataStreamWriter]
@@ -26,20 +29,34 @@ BASE_FILE: Final = "polybus.json"
 """In the checkpoint's folder, so that it goes with it."""
 
 
+class CheckpointMismatch(PolybusError):
+    """The checkpoint counts batches otherwise than the tables do."""
+
+
 class Intake:
     """Runs on the driver. `place` are the two columns that say where a row stands in the source: the part,
-    and the number in it, which only grows."""
+    and the number in it, which only grows. `time`: the column that says when it came, if there is one; a source
+    that was begun anew has the same numbers at later times."""
 
-    def __init__(self, lake: Lake, job: str, bronze: str, place: tuple[str, str], process: Process) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        job: str,
+        bronze: str,
+        place: tuple[str, str],
+        process: Process,
+        time: str | None = None,
+    ) -> None:
         self._lake = lake
         self._job = job
         self._bronze = bronze
         self._place = place
+        self._time = time
         self._process = process
         self._checkpoint = lake.files.at("checkpoints", job)
         self._base = 0
-        self._known: dict[str | int, int] = {}
-        """The last number in each part that bronze has from before the checkpoint began."""
+        self._known: list[Row] = []
+        """The last number in each part that bronze has from before the checkpoint began, and the last time."""
 
     def prepare(self) -> None:
         """Before the stream starts: finish what an earlier life began, and find out where to go on."""
@@ -51,12 +68,18 @@ class Intake:
         if files.exists(base_file):
             self._base = int(json.loads(files.read_text(base_file))["base"])
         else:
-            self._base = max(self._lake.batches(self._bronze), default=-1) + 1
+            # Bronze may have been deleted with the checkpoint, to take all in again: no number is used twice.
+            used = {*self._lake.books(self._job)}
+            for name, table in TABLES.items():
+                if table.job == self._job and not table.view_of:
+                    used.update(self._lake.batches(name))
+            self._base = max(used, default=-1) + 1
             files.write_text(base_file, json.dumps({"base": self._base}))
         if self._base:
             part, number = self._place
+            newest = F.unix_micros(F.max(self._time)) if self._time else F.lit(None)
             before = self._lake.read_batches(self._bronze, range(self._base))
-            self._known = dict(map(tuple, before.groupBy(part).agg(F.max(number)).collect()))
+            self._known = before.groupBy(part).agg(F.max(number), newest).collect()
 
     def start(self, stream: DataFrame, trigger: Trigger) -> StreamingQuery:
         writer = stream.writeStream.queryName(self._job).option("checkpointLocation", self._checkpoint)
@@ -65,20 +88,46 @@ class Intake:
     def _take(self, rows: DataFrame, batch_id: int) -> None:
         """Runs on the driver, once per batch, and again for one that did not come to its end."""
         batch = self._base + batch_id
-        with self._lake.batch_of(self._job):
+        with self._lake.turns.batch_of(self._job):
             if batch in self._lake.books(self._job):
+                self._check_same(self._unknown(rows), batch)
                 return
             if not self._lake.has_batch(self._bronze, batch):
                 self._lake.append(self._bronze, batch, self._unknown(rows))
             self._finish(batch)
 
     def _finish(self, batch: int) -> None:
-        book = self._process(self._lake.read_batches(self._bronze, [batch]), batch)
+        bronze = self._lake.read_batches(self._bronze, [batch])
+        places, count = self._places(bronze)
+        book = {"rows": count, "places": places, **self._process(bronze, batch)}
         self._lake.write_book(self._job, batch, book)
+
+    def _places(self, rows: DataFrame) -> tuple[dict[str, list[int]], int]:
+        """First and last number of each part, and how many rows there are in all."""
+        part, number = self._place
+        found = rows.groupBy(part).agg(F.min(number), F.max(number), F.count("*")).collect()
+        return {str(each[0]): [each[1], each[2]] for each in found}, sum(each[3] for each in found)
+
+    def _check_same(self, rows: DataFrame, batch: int) -> None:
+        """Raises `CheckpointMismatch`: without this, rows of a batch whose number was used before are lost."""
+        expected = self._lake.books(self._job)[batch].get("places")
+        if expected is not None and self._places(rows)[0] != expected:
+            raise CheckpointMismatch(
+                f"batch {batch} of {self._job} is not what the tables have as batch {batch}: the checkpoint "
+                f"{self._checkpoint} is older than the tables, or of another source. Delete that folder and "
+                "start again: what the tables have is left out, all else is taken in"
+            )
 
     def _unknown(self, rows: DataFrame) -> DataFrame:
         if not self._known:
             return rows
-        part, number = self._place
-        known = F.create_map(*[F.lit(each) for pair in self._known.items() for each in pair])
-        return rows.where(F.col(number) > F.coalesce(F.try_element_at(known, F.col(part)), F.lit(-1)))
+        number = self._place[1]
+        is_known = F.col(number) <= self._of_part(1)
+        if self._time:
+            is_known &= F.unix_micros(self._time) <= self._of_part(2)
+        return rows.where(~F.coalesce(is_known, F.lit(False)))
+
+    def _of_part(self, index: int) -> Column:
+        """Of the row's part; null for a part that is not known."""
+        known = F.create_map(*[F.lit(each) for row in self._known for each in (row[0], row[index])])
+        return F.try_element_at(known, F.col(self._place[0]))

@@ -10,8 +10,9 @@ from pyspark.sql import functions as F
 
 from polybus.errors import UsageError
 from polybus.fleet.decoding import Limits
+from polybus.pipeline.books import Book
 from polybus.pipeline.jobs.intake import Intake
-from polybus.pipeline.lake import Book, Lake
+from polybus.pipeline.lake import Lake
 from polybus.pipeline.schemas import MESSAGES
 from polybus.pipeline.settings import Fleet, Messages
 from polybus.pipeline.transforms import fleet
@@ -46,11 +47,12 @@ def message_intake(lake: Lake, settings: Fleet) -> Intake:
     def process(bronze: DataFrame, batch: int) -> Book:
         return _process(lake, settings, limits, bronze, batch)
 
-    return Intake(lake, JOB, "messages", ("partition", "offset"), process)
+    return Intake(lake, JOB, "messages", ("partition", "offset"), process, time="time")
 
 
 def watermark_before(books: dict[int, Book], batch: int, late_after_s: float) -> datetime | None:
-    """Of all records of earlier batches the newest, less the patience; None: there is none yet."""
+    """Of all records of earlier batches the newest, less the patience; None: there is none yet. A record is not
+    newer than its arrival."""
     newest = max(
         (book["newest_ms"] for number, book in books.items() if number < batch and book["newest_ms"]),
         default=None,
@@ -70,16 +72,18 @@ def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, bat
         records.groupBy("fate", "kind")
         .agg(
             F.count("*").alias("rows"),
-            F.unix_millis(F.max("at")).alias("newest"),
+            # A clock that is ahead must not make all others late.
+            F.unix_millis(F.max(F.least("at", "received"))).alias("newest"),
+            F.unix_millis(F.max("at")).alias("last"),
             F.collect_set(F.to_date(F.coalesce("at", "received")).cast("string")).alias("days"),
         )
         .collect()
     )
     return {
-        "rows": bronze.count(),
         "fates": {fate.value: sum(row["rows"] for row in counts if row["fate"] == fate) for fate in Fate},
         "kinds": {row["kind"]: row["rows"] for row in counts if row["fate"] == Fate.KEPT},
         "newest_ms": max((row["newest"] for row in counts if row["fate"] == Fate.KEPT), default=None),
+        "last_ms": max((row["last"] for row in counts if row["fate"] == Fate.KEPT), default=None),
         "days": sorted({day for row in counts for day in row["days"]}),
         "watermark": watermark.isoformat() if watermark is not None else None,
     }
@@ -93,7 +97,7 @@ def _seen(lake: Lake, books: dict[int, Book], batch: int, watermark: datetime | 
         for number, book in books.items()
         if number < batch
         and book["newest_ms"]
-        and (watermark is None or book["newest_ms"] >= watermark.timestamp() * 1000)
+        and (watermark is None or book.get("last_ms", book["newest_ms"]) >= watermark.timestamp() * 1000)
     ]
     rows = lake.read_batches("records", wanted).where(F.col("fate") == Fate.KEPT)
     return (rows if watermark is None else rows.where(F.col("at") >= F.lit(watermark))).select(*fleet.KEY)

@@ -1,17 +1,21 @@
 """All jobs together: once, until what is there is done, or for as long as it is wanted."""
 
+import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.geography import Map, parse_map
+from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.days import refresh_days
 from polybus.pipeline.jobs.events import event_intake, event_stream
 from polybus.pipeline.jobs.geofences import start_geofences
@@ -20,9 +24,13 @@ from polybus.pipeline.jobs.messages import message_intake, message_stream
 from polybus.pipeline.lake import Lake
 from polybus.pipeline.settings import Settings
 
+logger = logging.getLogger("polybus.pipeline")
+
 POLL_S: Final = 0.2
 MAX_SAID: Final = 600
 CAUSE: Final = "Caused by: "
+PYTHON_ERROR: Final = re.compile(r"\w*(Error|Exception): .")
+"""The last line of a traceback, of a class that Python itself has."""
 
 Tell = Callable[[str, int, int], None]
 """Is called with a job's name, its batches and its rows so far."""
@@ -34,17 +42,17 @@ class PipelineFailed(PolybusError):
 
 def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: None) -> Lake:
     """Takes in what is there now, and makes of it what can be made. A second call goes on where it ended."""
-    lake, map = _prepared(spark, settings)
-    for queries in _stages(lake, settings, map, lambda writer: writer.trigger(availableNow=True)):
-        with _stopping(lake, queries):
-            while any(query.isActive for query in queries):
-                _report(lake, tell)
-                time.sleep(POLL_S)
-            for query in queries:
-                _check(query)
-    refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
-    _report(lake, tell)
-    return lake
+    with _prepared(spark, settings) as (lake, map):
+        for queries in _stages(lake, settings, map, lambda writer: writer.trigger(availableNow=True)):
+            with _stopping(lake, queries):
+                while any(query.isActive for query in queries):
+                    _report(lake, tell)
+                    time.sleep(POLL_S)
+                for query in queries:
+                    _check(lake, query)
+        _refresh(lake, settings, tell)
+        _report(lake, tell)
+        return lake
 
 
 def run_continuously(
@@ -57,38 +65,50 @@ def run_continuously(
 ) -> Lake:
     """Until `is_wanted` says no; then batches under way come to their end, and the tables by day are made anew
     once more."""
-    lake, map = _prepared(spark, settings)
     every = f"{settings.trigger_s:g} seconds"
-    queries = [
-        query
-        for stage in _stages(lake, settings, map, lambda writer: writer.trigger(processingTime=every))
-        for query in stage
-    ]
-    with _stopping(lake, queries):
-        refresh_at = time.monotonic() + settings.refresh_s
-        while is_wanted():
-            for query in queries:
-                _check(query)
-            _report(lake, tell)
-            if time.monotonic() >= refresh_at:
-                refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
-                refresh_at = time.monotonic() + settings.refresh_s
-            time.sleep(POLL_S)
-    if refresh_at_end:
-        refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
-    _report(lake, tell)
-    return lake
+    with _prepared(spark, settings) as (lake, map):
+        queries = [
+            query
+            for stage in _stages(lake, settings, map, lambda writer: writer.trigger(processingTime=every))
+            for query in stage
+        ]
+        with _stopping(lake, queries):
+            refresh_at = time.monotonic() + settings.refresh_s
+            while is_wanted():
+                for query in queries:
+                    _check(lake, query)
+                _report(lake, tell)
+                if time.monotonic() >= refresh_at:
+                    _refresh(lake, settings, tell)
+                    refresh_at = time.monotonic() + settings.refresh_s
+                time.sleep(POLL_S)
+        if refresh_at_end:
+            _refresh(lake, settings, tell)
+        _report(lake, tell)
+        return lake
 
 
-def _prepared(spark: SparkSession, settings: Settings) -> tuple[Lake, Map]:
+@contextmanager
+def _prepared(spark: SparkSession, settings: Settings) -> Iterator[tuple[Lake, Map]]:
     if settings.messages is None and settings.events is None:
         raise UsageError(
             "there is nothing to read: the configuration needs [messages] (format and options of a source) or "
             "[events] (path of the broker's event file)"
         )
     lake = Lake(spark, settings.folder)
-    lake.recover()
-    return lake, load_map(settings)
+    with lake.turns.only_writer():
+        lake.recover()
+        yield lake, load_map(settings)
+
+
+def _refresh(lake: Lake, settings: Settings, tell: Tell) -> None:
+    refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
+    if settings.merge_batches:
+        try:
+            compact(lake, fan_in=settings.merge_batches)
+        except (PolybusError, Py4JJavaError, PySparkException) as error:
+            # Nothing is lost, and the next time may be better: not worth the end of a run.
+            logger.warning("folders could not be made into larger ones: %s", str(error).partition("\n")[0])
 
 
 def load_map(settings: Settings) -> Map:
@@ -119,8 +139,7 @@ def _stages(lake: Lake, settings: Settings, map: Map, trigger: Trigger) -> Itera
 
 def _report(lake: Lake, tell: Tell) -> None:
     for job in ("messages", "events", "geofences"):
-        books = list(lake.books(job).values())
-        tell(job, len(books), sum(book["rows"] for book in books))
+        tell(job, *lake.book_keeping.totals(job))
 
 
 @contextmanager
@@ -130,23 +149,27 @@ def _stopping(lake: Lake, queries: list[StreamingQuery]) -> Iterator[None]:
     finally:
         active = [query for query in queries if query.isActive]
         if active:
-            with lake.nobody_writing():
+            with lake.turns.nobody_writing():
                 for query in active:
                     query.stop()
 
 
-def _check(query: StreamingQuery) -> None:
+def _check(lake: Lake, query: StreamingQuery) -> None:
     error = query.exception()
     if error is not None:
-        raise PipelineFailed(f"{query.name}: {_cause(error)}") from error
+        cause = lake.turns.failures.get(query.name, error)
+        raise PipelineFailed(f"{query.name}: {_said(cause)}") from cause
 
 
-def _cause(error: StreamingQueryException) -> str:
+def _said(error: BaseException) -> str:
     """Spark wraps what happened in what came of it. An error of ours says what a user can mend; else the first
     cause of all does, a full disk for example."""
-    lines = [
-        line.strip() for line in f"{error}\n{getattr(error, '_stackTrace', '')}".splitlines() if line.strip()
-    ]
+    if isinstance(error, PolybusError):
+        return str(error)[:MAX_SAID]
+    text = f"{error}\n{getattr(error, '_stackTrace', '') or ''}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("polybus.")]
     causes = [line.removeprefix(CAUSE) for line in lines if line.startswith(CAUSE)]
-    return (ours or causes or lines[:1])[-1][:MAX_SAID]
+    python = [line for line in lines if PYTHON_ERROR.match(line)]
+    plain = [] if isinstance(error, PySparkException | Py4JJavaError) else [f"{type(error).__name__}: {error}"]
+    return (ours or causes or python or plain or lines[:1] or [type(error).__name__])[-1][:MAX_SAID]

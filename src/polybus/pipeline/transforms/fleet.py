@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from polybus.fleet.decoding import Limits, Rejected, decode_message, split_topic
+from polybus.fleet.decoding import Limits, Reason, Rejected, decode_message, split_topic
 from polybus.fleet.records import Position, Record, Tachograph, Update, Vehicle
 from polybus.pipeline.schemas import KINDS, RECORDS, TABLES, TEXT, TIME
 from polybus.pipeline.transforms.messages import protocol_bytes
@@ -139,14 +139,31 @@ def _decoder(limits: Limits) -> Callable[..., Column]:
     return decode_column  # type: ignore[no-any-return]
 
 
-def decoded_rows(rows: Iterable[tuple[str, bytes, int]], limits: Limits) -> pa.Array:
-    """Of topics, payloads and times. It takes any bytes: one that raised would stop all that come behind it."""
-    return pa.array([_row(*row, limits) for row in rows], to_arrow_type(DECODED, timezone="UTC"))
+def decoded_rows(rows: Iterable[tuple[str | None, bytes | None, int]], limits: Limits) -> pa.Array:
+    """Of topics, payloads and times, whatever these are."""
+    return _column([_row(*row, limits) for row in rows], to_arrow_type(DECODED, timezone="UTC"))
 
 
-def _row(topic: str, payload: bytes, received_ms: int, limits: Limits) -> tuple[Any, ...]:
-    record = decode_message(topic, payload, received_ms, limits)
-    place = split_topic(topic)
+def _column(rows: list[tuple[Any, ...]], arrow_type: pa.DataType) -> pa.Array:
+    """A record that passed for good and does not fit the columns must not stop all others."""
+    try:
+        return pa.array(rows, arrow_type)
+    except (pa.ArrowException, OverflowError, ValueError):
+        return pa.concat_arrays([_fitting(row, arrow_type) for row in rows])
+
+
+def _fitting(row: tuple[Any, ...], arrow_type: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([row], arrow_type)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        detail = f"it does not fit the table: {error}"[:HEAD_BYTES]
+        truck, kind, nothing = row[2], row[3], (None,) * len(row[4:])
+        return pa.array([(Reason.WRONG_SCHEMA.value, detail, truck, kind, *nothing)], arrow_type)
+
+
+def _row(topic: str | None, payload: bytes | None, received_ms: int, limits: Limits) -> tuple[Any, ...]:
+    record = decode_message(topic, payload, received_ms or 0, limits)
+    place = split_topic(topic or "")
     truck, kind = place if place is not None else (None, None)
     nothing = (None,) * len(KINDS)
     if isinstance(record, Rejected):

@@ -9,9 +9,10 @@ import glob
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 FINGERPRINT_BYTES: Final = 4096
+MOST_GONE: Final = 100
 _BLOCK: Final = 1 << 16
 
 
@@ -50,10 +51,13 @@ def new_ranges(
 ) -> tuple[list[Range], dict[str, int]]:
     """What to read next, at most about `limit_bytes` (a line may be longer), and what is known then.
 
-    A file that is gone is forgotten, so that an offset does not grow for ever.
+    A file that is gone may come back, if only because it was renamed just when names were looked up: the last
+    `MOST_GONE` of them are remembered, oldest first, so that an offset does not grow for ever.
     """
     ranges: list[Range] = []
-    then: dict[str, int] = {}
+    there = {file.fingerprint for file in files}
+    gone = [(name, end) for name, end in known.items() if name not in there]
+    then: dict[str, int] = dict(gone[-MOST_GONE:])
     left = limit_bytes
     for file in files:
         start = known.get(file.fingerprint, 0)
@@ -63,8 +67,23 @@ def new_ranges(
         if end > start:
             ranges.append(Range(file.path, file.fingerprint, start, end))
             left -= end - start
-        then[file.fingerprint] = max(start, end)
+        # A copy beside it has the same first line, and may be shorter.
+        then[file.fingerprint] = max(start, end, then.get(file.fingerprint, 0))
     return ranges, then
+
+
+def open_range(piece: Range, pattern: str) -> BinaryIO:
+    """The file of a range, wherever it is by now: between plan and read it may have been moved, and its name
+    have been given to another. Raises FileNotFoundError."""
+    for path in (piece.path, *glob.glob(pattern), *glob.glob(f"{piece.path}*")):
+        try:
+            file = open(path, "rb")  # noqa: SIM115 # the caller closes it
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        if _fingerprint(file.readline(FINGERPRINT_BYTES)) == piece.fingerprint:
+            return file
+        file.close()
+    raise FileNotFoundError(f"no file of {pattern} begins as {piece.path} did")
 
 
 def cut(piece: Range, size: int) -> list[Range]:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.schemas import EVENTS
-from polybus.pipeline.sources.events.log_files import Range, cut, find_files, new_ranges
+from polybus.pipeline.sources.events.log_files import Range, cut, find_files, new_ranges, open_range
 
 PIECE_BYTES: Final = 8 << 20
 """What one task reads."""
@@ -43,9 +43,10 @@ class EventsSource(DataSource):
 
 
 class LinesPartition(InputPartition):
-    def __init__(self, piece: Range) -> None:
+    def __init__(self, piece: Range, pattern: str) -> None:
         super().__init__(None)
         self.piece = piece
+        self.pattern = pattern
 
 
 class EventsReader(DataSourceReader):
@@ -55,12 +56,12 @@ class EventsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Runs on the driver, once."""
         ranges, _ = new_ranges(find_files(self._pattern), {}, 1 << 62)
-        return _partitions(ranges)
+        return _partitions(ranges, self._pattern)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor, once a partition."""
         assert isinstance(partition, LinesPartition)
-        return read_lines(partition.piece)
+        return read_lines(partition.piece, partition.pattern)
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -101,27 +102,27 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if until <= begin:
                 continue
             if fingerprint not in paths:
-                raise PolybusError(
-                    f"bytes {begin} to {until} of an event file are to be read and the file is gone from "
-                    f"{self._pattern}: put it back, and keep rotated files until the pipeline has read them"
-                )
+                raise _gone(begin, until, self._pattern)
             ranges.append(Range(paths[fingerprint], fingerprint, begin, until))
-        return _partitions(ranges)
+        return _partitions(ranges, self._pattern)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor, once a partition."""
         assert isinstance(partition, LinesPartition)
-        return read_lines(partition.piece)
+        return read_lines(partition.piece, partition.pattern)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing here depends on it."""
 
 
-def read_lines(piece: Range) -> Iterator[pa.RecordBatch]:
+def read_lines(piece: Range, pattern: str) -> Iterator[pa.RecordBatch]:
     schema = to_arrow_schema(EVENTS)
-    with open(piece.path, "rb") as file:
-        file.seek(piece.start)
-        data = file.read(piece.end - piece.start)
+    try:
+        with open_range(piece, pattern) as file:
+            file.seek(piece.start)
+            data = file.read(piece.end - piece.start)
+    except FileNotFoundError as error:
+        raise _gone(piece.start, piece.end, pattern) from error
     position = piece.start
     lines: list[bytes] = []
     positions: list[int] = []
@@ -136,6 +137,13 @@ def read_lines(piece: Range) -> Iterator[pa.RecordBatch]:
         yield _batch(schema, piece.fingerprint, positions, lines)
 
 
+def _gone(start: int, end: int, pattern: str) -> PolybusError:
+    return PolybusError(
+        f"bytes {start} to {end} of an event file are to be read and the file is gone from {pattern}: put it "
+        "back, and keep rotated files until the pipeline has read them"
+    )
+
+
 def _batch(schema: pa.Schema, fingerprint: str, positions: list[int], lines: list[bytes]) -> pa.RecordBatch:
     columns = [
         pa.array([fingerprint] * len(lines), schema.field("file").type),
@@ -145,8 +153,8 @@ def _batch(schema: pa.Schema, fingerprint: str, positions: list[int], lines: lis
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _partitions(ranges: list[Range]) -> list[InputPartition]:
-    return [LinesPartition(piece) for each in ranges for piece in cut(each, PIECE_BYTES)]
+def _partitions(ranges: list[Range], pattern: str) -> list[InputPartition]:
+    return [LinesPartition(piece, pattern) for each in ranges for piece in cut(each, PIECE_BYTES)]
 
 
 def _options(given: Mapping[str, str]) -> tuple[str, int]:

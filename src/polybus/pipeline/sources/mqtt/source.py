@@ -5,6 +5,7 @@ spool and not by the broker, for MQTT has no numbers.
 """
 
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,13 @@ from polybus.pipeline.sources.batches import joined, split_range
 from polybus.pipeline.sources.mqtt.options import MqttOptions
 from polybus.pipeline.sources.mqtt.receiver import Receiver
 from polybus.pipeline.sources.mqtt.schema import SPARK_SCHEMA, with_offsets
-from polybus.pipeline.sources.mqtt.spool import RowsGone, SpoolBusy, SpoolWriter, read_rows
+from polybus.pipeline.sources.mqtt.spool import (
+    RowsGone,
+    SpoolBusy,
+    SpoolWriter,
+    check_shared,
+    read_rows,
+)
 
 logger = logging.getLogger("polybus.pipeline.mqtt")
 
@@ -41,8 +48,10 @@ class SpoolRange(InputPartition):
         self.spool_id = spool_id
         self.start = start
         self.end = end
+        self.driver = socket.gethostname()
 
     def read(self) -> Iterator[pa.RecordBatch]:
+        check_shared(self.folder, self.driver, socket.gethostname())
         rows = read_rows(self.folder, self.spool_id, self.start, self.end)
         return joined(with_offsets(batch, first) for first, batch in rows)
 

@@ -55,6 +55,10 @@ class RowsGone(SpoolError):
     """Rows that are not in the spool any more, or never were."""
 
 
+class SpoolNotShared(SpoolError):
+    """An executor on another machine does not see it."""
+
+
 class SpoolIdentity(msgspec.Struct, frozen=True):
     """`id` tells a spool from one that stood in the same folder before; `filters` is what its session
     at the broker has subscribed to."""
@@ -269,6 +273,16 @@ def scan_segment(path: Path, first: int, seed: int) -> Scan:
             return Scan((), 0)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             return scan(view, first, seed)
+
+
+def check_shared(folder: Path, driver: str, here: str) -> None:
+    """Before reading, on an executor. `driver` and `here` are names of machines. Raises SpoolNotShared."""
+    if read_identity(folder) is None and here != driver:
+        raise SpoolNotShared(
+            f"mqtt: there is no spool in {folder} on {here}, where a task runs; it is on {driver}, where the "
+            "driver runs. On a cluster the option spool must name a folder that all machines share at the same "
+            "path, such as one on NFS; the checkpoint needs one too"
+        )
 
 
 def read_rows(folder: Path, spool_id: str, start: int, end: int) -> Iterator[tuple[int, pa.RecordBatch]]:

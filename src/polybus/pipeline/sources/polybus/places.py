@@ -17,9 +17,18 @@ from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.sources.polybus.offsets import Held
 from polybus.pipeline.sources.polybus.options import PolybusOptions
 from polybus.store.folder import StoreError
-from polybus.store.streams.partition import Damaged, Gone, find_span, find_time, load_segments, numbered_folders
+from polybus.store.streams.partition import (
+    Damaged,
+    Gone,
+    find_span,
+    find_time,
+    load_segments,
+    numbered_folders,
+    times_of,
+)
 from polybus.store.streams.reader import read_stream, trimmed
 from polybus.store.streams.segment import Segment, read_batch
+from polybus.store.streams.start import parse_time
 
 logger = logging.getLogger("polybus.pipeline.streams")
 
@@ -85,7 +94,12 @@ class HttpPlace:
     def held(self) -> Mapping[int, Held]:
         facts = self._json("")
         return {
-            each["partition"]: Held(each["first_offset"], each["next_offset"]) for each in facts["partitions"]
+            each["partition"]: Held(
+                each["first_offset"],
+                each["next_offset"],
+                parse_time(each["first_time"]) if each["first_time"] else 0,
+            )
+            for each in facts["partitions"]
         }
 
     def offset_at(self, partition: int, time_us: int) -> int:
@@ -191,7 +205,11 @@ class FolderPlace:
             told = f"there are {', '.join(known)}" if known else "there is none"
             raise StoreError(f"there is no stream in {self._folder}: {error.strerror}; {told}") from error
         rows = {int(path.name): load_segments(path) for path in found}
-        return {number: Held(row[0].first, row[-1].next) for number, row in rows.items() if row}
+        return {
+            number: Held(row[0].first, row[-1].next, (times_of(row) or (0, 0))[0])
+            for number, row in rows.items()
+            if row
+        }
 
     def offset_at(self, partition: int, time_us: int) -> int:
         row = self._segments(partition)

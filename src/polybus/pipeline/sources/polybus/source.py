@@ -26,6 +26,7 @@ from polybus.pipeline.sources.polybus.offsets import (
     Offset,
     Piece,
     as_offset,
+    began_text,
     parse_positions,
     pieces,
     plan,
@@ -76,7 +77,9 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         """Runs on the driver, once in the life of a checkpoint."""
         with open_place(self._options) as place:
-            return as_offset(positions(place, place.held(), "startingOffsets", self._options.starting))
+            held = place.held()
+            starting = positions(place, held, "startingOffsets", self._options.starting)
+            return as_offset(starting, began=began_text(held))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Runs on the driver, once."""
