@@ -24,6 +24,8 @@ log = logging.getLogger("polybus.events")
 TRACE: Final = 5
 MAX_CHARACTERS: Final = 256
 """Of a field."""
+_ADDRESS: Final = frozenset("0123456789[")
+"""How the address begins that is behind the mark of a neighbour's id."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -95,7 +97,8 @@ def _cut(value: object) -> object:
     """What a peer wrote may be long; an event is not. A neighbour's id has a mark that is none of its name."""
     if not isinstance(value, str):
         return value
-    value = value.removeprefix("\0")
+    if value.startswith("\0") and value[1:2] in _ADDRESS:
+        value = value[1:]
     return f"{value[:MAX_CHARACTERS]}…" if len(value) > MAX_CHARACTERS else value
 
 
