@@ -1,9 +1,10 @@
 """`python -m bench.streams`: the bus with a stream of everything beside the same bus without, in one run."""
 
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +48,8 @@ def main(
     runs: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
     """Deliveries/s without and with capture, as ratios of one run; then how fast streams are written and
-    read."""
+    read. `most` is the ratio if nobody ever waited: bus and load generator share the cores of this machine, and
+    what keeping costs is taken from both."""
     effort = QUICK if quick else FULL
     console = Console(width=None if Console().is_terminal else 140)
     try:
@@ -63,7 +65,8 @@ def main(
 
 
 def throughput(effort: Effort, contenders: list[str], runs: int, only: str) -> Table:
-    table = Table("scenario", "without", *contenders, "ratios", "aim", title="deliveries/s, median")
+    columns = ("scenario", "without", *contenders, "ratios", "aim", "CPU ns each", "most")
+    table = Table(*columns, title="deliveries/s, median")
     for name, options in SCENARIOS.items():
         if only not in name:
             continue
@@ -75,8 +78,23 @@ def throughput(effort: Effort, contenders: list[str], runs: int, only: str) -> T
         ratios = [rates[label] / rates["polybus"] for label in contenders]
         met = "yes" if ratios[0] >= AIM else "no"
         shown = [f"{rate / 1e3:,.0f} k" for rate in rates.values()]
-        table.add_row(name, *shown, " ".join(f"{r:.2f}" for r in ratios), f"≥ {AIM:g}: {met}")
+        costs = [cost_ns(found, "watched_cpu_s") for found in samples.values()]
+        load = cost_ns([each for found in samples.values() for each in found], "generator_cpu_s")
+        most = [min(1.0, costs[0] * (os.cpu_count() or 1) / (cost + load)) for cost in costs[1:]]
+        table.add_row(
+            name,
+            *shown,
+            " ".join(f"{r:.2f}" for r in ratios),
+            f"≥ {AIM:g}: {met}",
+            f"{' '.join(f'{cost:.0f}' for cost in costs)}, load {load:.0f}",
+            " ".join(f"{ratio:.2f}" for ratio in most),
+        )
     return table
+
+
+def cost_ns(samples: Sequence[Mapping[str, float]], of: str) -> float:
+    """CPU for each delivery, which says more than the rate when others use the machine, too."""
+    return statistics.median(sample[of] / sample["count"] * 1e9 for sample in samples)
 
 
 def files(quick: bool) -> dict[str, float]:

@@ -278,7 +278,7 @@ def test_a_neighbour_that_stays_away_is_forgotten_with_what_waits() -> None:
     net.a.advance(1)
     assert net.a.mesh.sessions == ()
     assert not net.a.mesh.members.members
-    assert net.a.broker.dispatcher.queued_bytes == 0
+    assert net.a.broker.dispatcher.holdings.size_bytes == 0
 
 
 # -- messages that wait -------------------------------------------------------------------------------
