@@ -184,3 +184,34 @@ def test_another_member_of_the_group_gets_it(world: LastingWorld) -> None:
     assert [p.payload for p in other.receive_all()] == [b"x"]
     world.flush()
     assert world.kill().restored.messages == 0
+
+
+@VERSIONS
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("is_away", [True, False])
+def test_each_message_of_a_run_at_qos_2(world: LastingWorld, version: int, count: int, is_away: bool) -> None:
+    """They are stored once and together, and end one by one."""
+    payloads = [b"%d" % n for n in range(count)]
+    subscribers = [world.connect(name, version, keeps=True) for name in ("a", "b")]
+    for peer in subscribers:
+        peer.subscribe("t", qos=2)
+        if is_away:
+            peer.drop()
+    world.connect("p", version).publish("t", *payloads, qos=2)
+    world.flush()
+    assert len(list(world.file.begin(0.0).pieces)) == 1
+    world = world.kill()
+    a = world.connect("a", version, clean_start=False, keeps=True)
+    [*sent] = a.take(Publish)
+    assert [(p.payload, p.dup) for p in sent] == [(payload, not is_away) for payload in payloads]
+    a.send(PubRec(sent[0].packet_id))
+    a.send(PubComp(sent[0].packet_id))
+    world.flush()
+    world = world.kill()
+    check_accounts(world.broker)
+    for name, left in (("a", payloads[1:]), ("b", payloads)):
+        peer = world.connect(name, version, clean_start=False, keeps=True)
+        assert [p.payload for p in peer.receive_all()] == left
+    world.flush()
+    assert list(world.file.begin(0.0).pieces) == []
+    assert world.kill().restored.messages == 0

@@ -165,6 +165,8 @@ class Delivery(msgspec.Struct, gc=False):
     """In the durable store, on its way to a session that is kept."""
     piece: Piece | None = None
     """What that row is made of."""
+    first: int = 0
+    """Which message of the piece it is."""
 
     @property
     def body(self) -> Message:

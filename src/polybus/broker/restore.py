@@ -167,7 +167,7 @@ class _Restorer:
             if said.group is not None:
                 group = self.broker.subscriptions.group(*said.group)
             return Delivery(content, qos, said.retain, said.identifiers, group, number, piece)
-        if first == 0 and count == content.count:
+        if qos == 1 and first == 0 and count == content.count:
             return content.in_row(number)
         if count > 1:
             part = _part(content, first, count)
