@@ -209,9 +209,12 @@ def test_each_message_of_a_run_at_qos_2(world: LastingWorld, version: int, count
     world.flush()
     world = world.kill()
     check_accounts(world.broker)
-    for name, left in (("a", payloads[1:]), ("b", payloads)):
-        peer = world.connect(name, version, clean_start=False, keeps=True)
+    peers = [world.connect(name, version, clean_start=False, keeps=True) for name in ("a", "b")]
+    for peer, left in zip(peers, (payloads[1:], payloads), strict=True):
         assert [p.payload for p in peer.receive_all()] == left
+    world.connect("p", version).publish("t", *payloads, qos=2)
+    for peer in peers:
+        assert [p.payload for p in peer.receive_all()] == payloads
     world.flush()
     assert list(world.file.begin(0.0).pieces) == []
     assert world.kill().restored.messages == 0

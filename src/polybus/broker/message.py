@@ -29,9 +29,10 @@ class MessageProperties(msgspec.Struct, frozen=True, gc=False):
     def size_bytes(self) -> int:
         if self is NO_MESSAGE_PROPERTIES:
             return 0
-        texts = (self.content_type, self.response_topic, self.correlation_data)
-        size = sum(len(text) for text in texts if text is not None)
-        return size + sum(len(name) + len(value) + PAIR_BYTES for name, value in self.user_properties)
+        size = len(self.content_type or "") + len(self.response_topic or "") + len(self.correlation_data or b"")
+        for name, value in self.user_properties:
+            size += len(name) + len(value) + PAIR_BYTES
+        return size
 
 
 NO_MESSAGE_PROPERTIES: Final = MessageProperties()
