@@ -141,7 +141,6 @@ class Ledger:
         number = self.next_piece
         self.next_piece = number + 1
         self._pieces[number] = body
-        self.is_dirty = True
         return Piece(number)
 
     def _count_sent(self, packet_id: int) -> int:
