@@ -14,7 +14,7 @@ from bench.__main__ import RESULTS
 from bench.brokers import BrokerError
 from bench.durable import streams
 from bench.durable.contenders import CONTENDERS, RESTARTED
-from bench.durable.measure import FULL, QUICK, SHAPES, Effort, Results, Session
+from bench.durable.measure import FULL, LOADS, QUICK, SHAPES, Effort, Results, Session
 from bench.durable.report import Report
 from bench.loadgen import LoadgenError
 from bench.requests.__main__ import chosen
@@ -85,7 +85,7 @@ def restarts_of(names: list[str]) -> list[str]:
 def run_parts(parts: list[str], names: list[str], effort: Effort, results: Results, console: Console) -> None:
     restarts = restarts_of(names)
     steps = {
-        "throughput": effort.runs * len(names) * len(SHAPES),
+        "throughput": effort.runs * len(names) * len(LOADS),
         "latency": effort.runs * len(names),
         "restart": len(restarts) * len(SHAPES),
         "streams": int(streams.is_there()),

@@ -16,6 +16,9 @@ ALIKE = "alike"
 SHAPES: Mapping[str, Mapping[str, float]] = {ALIKE: {}, "mixed": {"topics": 16, "mixed_sizes": 1}}
 """Neighbouring messages of one topic and size, which Polybus handles as one, and others, which it cannot."""
 
+LOADS: Mapping[str, Mapping[str, float]] = {**SHAPES, "alike, at QoS 2": {"qos": 2}}
+"""Of the throughput."""
+
 OnRun = Callable[[str], None]
 
 
@@ -62,10 +65,10 @@ class Session:
         self.on_run = on_run
 
     def run_throughput(self, names: Sequence[str]) -> None:
-        """QoS 1 from one to one, as fast as it goes, to a session that the broker keeps."""
+        """From one to one, as fast as it goes, to a session that the broker keeps."""
         effort = self.effort
         options = {"qos": 1, "window": WINDOW, "warmup": effort.warmup_s, "seconds": effort.seconds}
-        for shape, differences in SHAPES.items():
+        for shape, differences in LOADS.items():
             found = self.results.throughput.setdefault(shape, {})
             self._alternate("throughput", f"throughput {shape}", names, found, {**options, **differences})
 

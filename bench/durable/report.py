@@ -132,7 +132,11 @@ def throughput_grid(shape: str, found: Mapping[str, Sequence[Sample]]) -> Grid:
         ]
         for name, samples in found.items()
     ]
-    return Grid(f"QoS 1, one to one, window {WINDOW}, to a kept session: {shape}", columns, cells)
+    return Grid(
+        f"One to one, QoS 1 unless it says otherwise, window {WINDOW}, to a kept session: {shape}",
+        columns,
+        cells,
+    )
 
 
 def latency_grid(found: Mapping[str, Sequence[Sample]]) -> Grid:

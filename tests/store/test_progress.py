@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.wire.mqtt.packets import V5, V311, PubAck, PubComp, Publish, PubRec, PubRel
+from polybus.wire.mqtt.packets import V5, V311, Properties, PubAck, PubComp, Publish, PubRec, PubRel
 from tests.session.harness import check_accounts
 from tests.store.lasting import LastingWorld
 
@@ -184,3 +184,92 @@ def test_another_member_of_the_group_gets_it(world: LastingWorld) -> None:
     assert [p.payload for p in other.receive_all()] == [b"x"]
     world.flush()
     assert world.kill().restored.messages == 0
+
+
+@VERSIONS
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("is_away", [True, False])
+def test_each_message_of_a_run_at_qos_2(world: LastingWorld, version: int, count: int, is_away: bool) -> None:
+    """They are stored once and together, and end one by one."""
+    payloads = [b"%d" % n for n in range(count)]
+    subscribers = [world.connect(name, version, keeps=True) for name in ("a", "b")]
+    for peer in subscribers:
+        peer.subscribe("t", qos=2)
+        if is_away:
+            peer.drop()
+    world.connect("p", version).publish("t", *payloads, qos=2)
+    world.flush()
+    assert len(list(world.file.begin(0.0).pieces)) == 1
+    world = world.kill()
+    a = world.connect("a", version, clean_start=False, keeps=True)
+    [*sent] = a.take(Publish)
+    assert [(p.payload, p.dup) for p in sent] == [(payload, not is_away) for payload in payloads]
+    a.send(PubRec(sent[0].packet_id))
+    a.send(PubComp(sent[0].packet_id))
+    world.flush()
+    world = world.kill()
+    check_accounts(world.broker)
+    peers = [world.connect(name, version, clean_start=False, keeps=True) for name in ("a", "b")]
+    for peer, left in zip(peers, (payloads[1:], payloads), strict=True):
+        assert [p.payload for p in peer.receive_all()] == left
+    world.connect("p", version).publish("t", *payloads, qos=2)
+    for peer in peers:
+        assert [p.payload for p in peer.receive_all()] == payloads
+    world.flush()
+    assert list(world.file.begin(0.0).pieces) == []
+    assert world.kill().restored.messages == 0
+
+
+def test_the_order_of_what_overtook_the_rest(world: LastingWorld) -> None:
+    """[MQTT-4.4.0-1] they are sent again in the order in which they were sent, not in which they came."""
+    peer = world.connect("s", V5, keeps=True)
+    peer.subscribe("t", qos=1)
+    peer.drop()
+    publisher = world.connect("p", V5)
+    urgent = Properties(user_properties=(("polybus-message", "priority"),))
+    publisher.publish("t", b"regular", qos=1)
+    publisher.publish("t", b"urgent", qos=1, properties=urgent)
+    back = world.connect("s", V5, clean_start=False, keeps=True)
+    assert [p.payload for p in back.take(Publish)] == [b"urgent", b"regular"]
+    world.flush()
+    world = world.kill()
+    again = world.connect("s", V5, clean_start=False, keeps=True)
+    assert [p.payload for p in again.take(Publish)] == [b"urgent", b"regular"]
+
+
+def test_what_waited_for_the_link_waits_for_its_commit_too(world: LastingWorld) -> None:
+    """QoS 2: it must not leave before it is safe under which id."""
+    subscriber = world.connect("s", V5, keeps=True)
+    subscriber.subscribe("t", qos=2)
+    subscriber.block()
+    world.connect("p", V5).publish("t", b"x", qos=2)
+    world.flush()
+    world.disk.is_slow = True
+    subscriber.unblock()
+    assert subscriber.take(Publish) == []
+    world.disk.write()
+    world.settle()
+    assert [p.payload for p in subscriber.take(Publish)] == [b"x"]
+
+
+def test_one_of_several_has_received_it(world: LastingWorld) -> None:
+    """Others still need the message; that this one does not is written down before it is told to release it."""
+    subscribers = [world.connect(name, V5, keeps=True) for name in ("a", "b")]
+    for peer in subscribers:
+        peer.subscribe("t", qos=2)
+    world.connect("p", V5).publish("t", b"x", qos=2)
+    world.flush()
+    [sent] = subscribers[0].take(Publish)
+    world.disk.is_slow = True
+    subscribers[0].send(PubRec(sent.packet_id))
+    assert subscribers[0].take(PubRel) == []
+    world.disk.write()
+    world.settle()
+    assert len(subscribers[0].take(PubRel)) == 1
+    subscribers[0].send(PubComp(sent.packet_id))
+    world.disk.is_slow = False
+    world.flush()
+    world = world.kill()
+    assert world.restored.messages == 1
+    back = world.connect("b", V5, clean_start=False, keeps=True)
+    assert [p.payload for p in back.receive_all()] == [b"x"]

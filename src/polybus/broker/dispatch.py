@@ -100,9 +100,8 @@ class Dispatcher(Flow):
                     self._deliver_to(cohort, message)
                 continue
             for session in cohort.sessions:
-                if session.kept and run.qos == 2:  # each needs a row of its own for how far it has come
-                    for message in run.messages():
-                        self._send_tracked([session], Delivery(message, 2, False))
+                if session.kept and run.qos == 2:
+                    self._send_each(session, run)
                     continue
                 if session.queue is None and self._send_run(session, run):
                     continue
@@ -115,6 +114,16 @@ class Dispatcher(Flow):
         if not plan.is_plain:
             for message in run.messages():
                 self._deliver_choosy(plan, message)
+
+    def _send_each(self, session: Session, run: Run) -> None:
+        """QoS 2 to a kept session: each message needs a row of its own for how far it has come, but its bytes
+        are stored once."""
+        piece = self.ledger.hold_piece(run)
+        try:
+            for first, message in enumerate(run.messages()):
+                self._send_tracked([session], Delivery(message, 2, False, piece=piece, first=first))
+        finally:
+            self.ledger.let_go(piece)
 
     def deliver(self, plan: Plan, message: Message) -> None:
         for cohort in plan.cohorts:
@@ -162,7 +171,7 @@ class Dispatcher(Flow):
         if is_tracked and not message.stamp:
             message.stamp = self.stamps.give(self.now + self.ledger.offset)
         self.stats.crossed_out += 1
-        self.send(session, Delivery(message, 1 if is_tracked else 0, False, (), None, 0, None, shares))
+        self.send(session, Delivery(message, 1 if is_tracked else 0, False, shares=shares))
 
     def deliver_shared(
         self,

@@ -113,27 +113,34 @@ class Ledger:
     def add(self, session: int, delivery: Delivery, packet_id: int = 0) -> Delivery:
         """A delivery to this session alone, with its row; with a packet id it is under way already."""
         message = delivery.message
-        piece = message.piece
-        if piece is None or not piece.holders:
-            piece = message.piece = self._new_piece(message)
+        piece = delivery.piece
+        if piece is None:
+            piece = message.piece
+            if piece is None or not piece.holders:
+                piece = message.piece = self._new_piece(message)
         piece.holders += 1
         row = self.next_row
         self.next_row = row + 1
         self._rows[row] = [
-            row, session, piece.number, 0, 1, delivery.qos, packet_id, self._count_sent(packet_id),
-            extra_of(delivery),
+            row, session, piece.number, delivery.first, 1, delivery.qos, packet_id,
+            self._count_sent(packet_id), extra_of(delivery),
         ]  # fmt: skip
         return Delivery(
             message, delivery.qos, delivery.retain, delivery.identifiers, delivery.group, row, piece,
-            delivery.shares,
+            shares=delivery.shares,
         )  # fmt: skip
 
-    def add_run(self, session: int, run: Run, packet_id: int = 0) -> int:
-        """The first of the rows of a run to this session. It is whole: what was cut has its rows."""
+    def hold_piece(self, run: Run) -> Piece:
+        """The piece of a run has one more holder, until it is let go."""
         piece = run.piece
         if piece is None or not piece.holders:
             piece = run.piece = self._new_piece(run)
         piece.holders += 1
+        return piece
+
+    def add_run(self, session: int, run: Run, packet_id: int = 0) -> int:
+        """The first of the rows of a run to this session. It is whole: what was cut has its rows."""
+        piece = self.hold_piece(run)
         row = self.next_row
         self.next_row = row + run.count
         self._rows[row] = [
@@ -146,7 +153,6 @@ class Ledger:
         number = self.next_piece
         self.next_piece = number + 1
         self._pieces[number] = body
-        self.is_dirty = True
         return Piece(number)
 
     def _count_sent(self, packet_id: int) -> int:

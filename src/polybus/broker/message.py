@@ -29,9 +29,10 @@ class MessageProperties(msgspec.Struct, frozen=True, gc=False):
     def size_bytes(self) -> int:
         if self is NO_MESSAGE_PROPERTIES:
             return 0
-        texts = (self.content_type, self.response_topic, self.correlation_data)
-        size = sum(len(text) for text in texts if text is not None)
-        return size + sum(len(name) + len(value) + PAIR_BYTES for name, value in self.user_properties)
+        size = len(self.content_type or "") + len(self.response_topic or "") + len(self.correlation_data or b"")
+        for name, value in self.user_properties:
+            size += len(name) + len(value) + PAIR_BYTES
+        return size
 
 
 NO_MESSAGE_PROPERTIES: Final = MessageProperties()
@@ -169,6 +170,8 @@ class Delivery(msgspec.Struct, gc=False):
     """In the durable store, on its way to a session that is kept."""
     piece: Piece | None = None
     """What that row is made of."""
+    first: int = 0
+    """Which message of the piece it is."""
     shares: tuple[str, ...] = ()
     """Of what crosses to a neighbour: the shared subscriptions that it was chosen for, and "" if everyone else
     there gets it too. Empty: everyone else alone."""

@@ -111,8 +111,8 @@ class _Restorer:
             self._queued(row)
         for row in image.sent:
             self._sent(row)
-        for number, body in self.bodies.items():
-            self.ledger.next_piece = max(self.ledger.next_piece, number + 1)
+        self.ledger.next_piece = max(self.bodies, default=0) + 1
+        for body in self.bodies.values():
             self.ledger.let_go(body.piece)
         for number, session in self.sessions.items():
             session.kept = number
@@ -170,8 +170,10 @@ class _Restorer:
             group = None
             if said.group is not None:
                 group = self.broker.subscriptions.group(*said.group)
-            return Delivery(content, qos, said.retain, said.identifiers, group, number, piece, said.shares)
-        if first == 0 and count == content.count:
+            return Delivery(
+                content, qos, said.retain, said.identifiers, group, number, piece, shares=said.shares
+            )
+        if qos == 1 and count == content.count:
             return content.in_row(number)
         if count > 1:
             part = _part(content, first, count)
