@@ -49,6 +49,7 @@ from polybus.wire.tbus.crossing import (
     Verdict,
     decode_between,
     encode_between,
+    encode_msgack,
 )
 from polybus.wire.tbus.packets import (
     Bulk,
@@ -259,8 +260,10 @@ class NeighborLink(TbusLink):
         """A promise, of what is tracked: that leaves when it is safe."""
         assert packet.packet_id is not None
         assert packet.topic is not None
-        said = Verdict(packet.packet_id, packet.topic, is_undelivered=None if is_taken else 1)
-        frame = encode_between(said)
+        if is_taken:
+            frame = encode_msgack(packet.packet_id, packet.topic)
+        else:
+            frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1))
         if packet.timeout_s:
             self.reply(frame)
         else:
