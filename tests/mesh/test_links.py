@@ -180,6 +180,31 @@ def test_a_link_ends_with_a_word_and_is_noticed() -> None:
     assert net.a.neighbors() == []
 
 
+def test_new_access_rules_do_not_take_interest_from_neighbours() -> None:
+    class Nobody:
+        def may_publish(self, user: str | None, client_id: str, topic: str) -> bool:
+            return True
+
+        def may_subscribe(self, user: str | None, client_id: str, topic_filter: str) -> bool:
+            return False
+
+    net = Network("a", "b").mesh()
+    subscriber = net.b.join("s")
+    subscriber.subscribe("t")
+    net.settle()
+    broker = net.a.broker
+    broker.reconfigure(
+        broker.limits,
+        Access(authorizer=Nobody()),
+        shared_strategy="round_robin",
+        drop_oldest=False,
+        queue_qos0=False,
+    )
+    net.a.join("p").publish("t", b"x")
+    net.settle()
+    assert subscriber.payloads() == [b"x"]
+
+
 def test_silence_is_noticed() -> None:
     net = Network("a", "b").mesh()
     wire_ = net.wire("a", "b")

@@ -165,7 +165,7 @@ class Dispatcher(Flow):
         is_tracked = message.qos and qos
         if is_tracked and not message.stamp:
             message.stamp = self.stamps.give(self.now + self.ledger.offset)
-        self.stats.crossed_out += 1
+        self.stats.crossed_out += bool(is_tracked or session.link is not None)
         self.send(session, Delivery(message, 1 if is_tracked else 0, False, (), None, 0, None, shares))
 
     def deliver_shared(

@@ -319,6 +319,10 @@ class NeighborLink(TbusLink):
     def outcome(self, request: Request, now: float) -> bytes | None:
         owner, packet_id = request.owner, request.packet_id
         if not request.is_answered:
+            if request.state is Life.NOT_DELIVERED and self.session is not None:
+                # It asks no more until it is told that there is room.
+                desk = self.broker.subscriptions.desk(self._route(request.topic)).local()
+                self._mesh.await_services(self.session, desk)
             return encode(ReqAck(packet_id, OUTCOMES[request.state], owner, None, request.reason or None))
         crossing = Crossing(
             None, request.answer or b"", is_response=True, is_priority=request.message.priority,
@@ -485,6 +489,20 @@ class CallingLink(NeighborLink):
         broker.reply(self, encode_between(call))
         self.flush()
 
+    def on_timer(self, now: float) -> None:
+        if self.state == State.NEW:
+            self.close("no CONNACK in time", publish_will=False)
+        else:
+            super().on_timer(now)
+
+    def fail(self, error: PeerError) -> None:
+        """Without a link yet it is no event of its own: whoever called says what came of it, once."""
+        if self.state == State.NEW:
+            self.refuse(error)
+            self.close(error.text, publish_will=False)
+        else:
+            super().fail(error)
+
     def not_opened(self) -> PeerError:
         return wrong("the answer to CONNECT is no CONNACK; is that a TBus broker?", RULE)
 
@@ -542,6 +560,10 @@ class Gate:
         try:
             neighbor = self._judge(connect, link.peer)
         except PeerError as error:
+            if error.reason_code == ConnectReason.CLIENT_ID_IN_USE:  # two calls at once are nothing to tell
+                link.refuse(error)
+                link.close(error.text, publish_will=False)
+                return
             name = connect.client_id[:80]
             emit(events.NEIGHBOR_REFUSED, neighbor=name, peer=link.peer, reason=error.text)
             raise
