@@ -4,7 +4,7 @@ import contextlib
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -90,25 +90,40 @@ def main(
     if quick:
         runs, seconds = 1, 0.5
     table = Table(title=f"across a link, beside one broker (polybus {revision()})")
-    for heading in ("", "one broker", "two brokers", "ratio", "missing"):
+    for heading in ("", "one broker", "two brokers", "ratio", "CPU one", "CPU two", "missing"):
         table.add_column(heading, justify="left" if not heading else "right")
     with running() as here, running(here) as there, Console().status("measuring"):
         time.sleep(1)  # until they are linked
         for row in ROWS:
-            alone, across = [], []
-            missing = 0
+            alone: list[Sample] = []
+            across: list[Sample] = []
             for _ in range(runs):
-                alone.append(rate_of(measure(row, here, here, seconds)))
-                sample = measure(row, here, there, seconds)
-                across.append(rate_of(sample))
-                missing += int(sample.get("missing", 0) or 0)
-            one, two = statistics.median(alone), statistics.median(across)
-            table.add_row(row.name, f"{one:,.0f}/s", f"{two:,.0f}/s", f"{two / one:.2f}×", str(missing))
-    Console().print(table)
+                alone.append(measure(row, here, here, seconds))
+                across.append(measure(row, here, there, seconds))
+            one, two = median(alone, rate_of), median(across, rate_of)
+            table.add_row(
+                row.name,
+                f"{one:,.0f}/s",
+                f"{two:,.0f}/s",
+                f"{two / one:.2f}×",
+                f"{median(alone, cpu_us):.2f} µs",
+                f"{median(across, cpu_us):.2f} µs",
+                str(sum(int(sample.get("missing", 0)) for sample in across)),
+            )
+    Console(width=120).print(table)
+
+
+def median(samples: list[Sample], figure: Callable[[Sample], float]) -> float:
+    return statistics.median(map(figure, samples))
 
 
 def rate_of(sample: Sample) -> float:
     return float(sample["rate"])
+
+
+def cpu_us(sample: Sample) -> float:
+    """Of all brokers together, for each message or request that arrived."""
+    return 1e6 * float(sample["watched_cpu_s"]) / max(1.0, float(sample["count"]))
 
 
 if __name__ == "__main__":

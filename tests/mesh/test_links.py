@@ -142,8 +142,8 @@ def test_neighbours_do_not_count_as_clients_and_a_client_without_room_is_told_of
 
 
 def test_a_client_that_claims_to_be_a_broker_with_a_name_that_is_no_address() -> None:
+    from polybus.session.tbus.joining import Gate
     from polybus.session.tbus.link import TbusLink
-    from polybus.session.tbus.neighbor import Gate
     from polybus.session.tbus.options import TbusOptions
 
     node = Node("10.0.0.1:5035")

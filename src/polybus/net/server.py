@@ -43,8 +43,8 @@ from polybus.ops.listeners import WAYS, Listener, ListenerProtocol
 from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
+from polybus.session.tbus.joining import CallingLink, Gate
 from polybus.session.tbus.link import TbusLink
-from polybus.session.tbus.neighbor import CallingLink, Gate
 from polybus.session.tbus.options import TbusOptions
 from polybus.store.durable import DurableState
 from polybus.store.folder import DataFolder
