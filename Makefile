@@ -18,7 +18,7 @@ SYSTEM_STAMP := $(VENV)/.installed-system
 SYSTEM_PACKAGES := mosquitto mosquitto-clients g++ cmake libssl-dev tcpdump java
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench bench-requests bench-clients bench-durable bench-streams conformance fuzz crash cpp clean
+.PHONY: help setup run demo test check format bench bench-requests bench-clients bench-durable bench-mesh bench-streams conformance fuzz crash cpp clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -58,6 +58,9 @@ bench-requests: $(TEST_STAMP) $(SYSTEM_STAMP) ## requests over TBus beside the f
 
 bench-durable: $(TEST_STAMP) $(SYSTEM_STAMP) ## what durable sessions cost, beside Mosquitto without persistence
 	@$(BIN)/python -m bench.durable $(ARGS)
+
+bench-mesh: $(TEST_STAMP) $(SYSTEM_STAMP) ## what it costs to cross from one broker to another, beside one broker alone
+	@$(BIN)/python -m bench.mesh $(ARGS)
 
 bench-clients: $(TEST_STAMP) $(SYSTEM_STAMP) ## the Python and C++ clients beside paho-mqtt and libmosquitto
 	@scripts/system-packages libmosquitto-dev

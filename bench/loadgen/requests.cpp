@@ -321,6 +321,7 @@ private:
 
 void run_requests(const Options& options) {
     const Plan plan{.port = options.port(),
+                    .service_port = options.count("service-port") ? options.port("service-port") : options.port(),
                     .pairs = options.count("pairs"),
                     .rate = options.number("rate"),
                     .window = options.count("window"),
@@ -350,6 +351,7 @@ Command requests_command() {
     return {"requests",
             "TBus requests to services that send back what they got: latency, and bytes on the wire",
             {PORT,
+             {"service-port", "0", "where the services are; 0: the same broker"},
              {"pairs", "1", "requesters, each with a topic and a service of its own"},
              {"rate", "1000", "requests per second and pair, by a schedule that waits for nothing; "
                               "0: as fast as answers come, --window at a time"},

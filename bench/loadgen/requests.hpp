@@ -8,6 +8,7 @@ namespace requests {
 
 struct Plan {
     std::uint16_t port;
+    std::uint16_t service_port;  // of the broker where the services are
     std::size_t pairs;
     double rate;  // a second and pair; 0: as many as the window allows
     std::size_t window;

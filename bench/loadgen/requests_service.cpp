@@ -9,7 +9,7 @@ void serve(const Plan& plan, const Control& control) {
         tbus::Wish wish = plan.wish("s", i);
         wish.filter = topic_of(i);
         wish.concurrency = plan.concurrency;
-        links.add(tbus::open_session(plan.port, wish));
+        links.add(tbus::open_session(plan.service_port, wish));
     }
     links.add_other(control.fd(), 0);
     control.answer(links.totals());

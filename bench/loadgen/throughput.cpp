@@ -9,7 +9,9 @@
 // One thread does it all. A broker of one thread thus has the other core of a two-core machine to itself.
 
 #include <algorithm>
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include "commands.hpp"
 #include "net.hpp"
@@ -31,6 +33,7 @@ enum class Pattern {
 
 struct Plan {
     std::uint16_t port;
+    std::uint16_t sub_port;  // of the broker where the subscribers are
     std::size_t publishers;
     std::size_t subscribers;
     Pattern pattern;
@@ -142,7 +145,7 @@ private:
 class Subscriber {
 public:
     Subscriber(const Plan& plan, std::size_t index)
-        : connection(net::open_session(plan.port, subscriber_id(index), {filter_of(plan, index)}, plan.qos,
+        : connection(net::open_session(plan.sub_port, subscriber_id(index), {filter_of(plan, index)}, plan.qos,
                                        !plan.has_kept_sessions)),
           qos_(plan.qos),
           topics_(plan.topics),
@@ -201,6 +204,8 @@ public:
         if (plan.has_kept_sessions) forget_sessions();  // of a run that did not come to its end
         // Subscribers first: nothing may be published that nobody wants.
         for (std::size_t i = 0; i < plan.subscribers; ++i) subscribers_.emplace_back(plan, i);
+        // Another broker has to hear of them, and says nothing when it has.
+        if (plan.sub_port != plan.port) std::this_thread::sleep_for(std::chrono::milliseconds(500));
         for (std::size_t i = 0; i < plan.publishers; ++i) publishers_.emplace_back(plan, i);
         for (std::size_t i = 0; i < plan.subscribers; ++i) watch(subscribers_[i].connection, i);
         for (std::size_t i = 0; i < plan.publishers; ++i) watch(publishers_[i].connection, PUBLISHER + i);
@@ -235,7 +240,7 @@ private:
     static constexpr std::uint64_t PUBLISHER = 1ULL << 32;
 
     void forget_sessions() const {
-        for (std::size_t i = 0; i < plan_.subscribers; ++i) net::forget_session(plan_.port, subscriber_id(i));
+        for (std::size_t i = 0; i < plan_.subscribers; ++i) net::forget_session(plan_.sub_port, subscriber_id(i));
     }
 
     void watch(net::Connection& connection, std::uint64_t tag) {
@@ -335,6 +340,7 @@ Pattern pattern_of(const std::string& name) {
 
 void run_throughput(const Options& options) {
     Plan plan{.port = options.port(),
+              .sub_port = options.count("sub-port") ? options.port("sub-port") : options.port(),
               .publishers = options.count("publishers"),
               .subscribers = options.count("subscribers"),
               .pattern = pattern_of(options.text("pattern")),
@@ -368,6 +374,7 @@ Command throughput_command() {
     return {"throughput",
             "deliveries per second with a bounded number of messages on their way",
             {PORT,
+             {"sub-port", "0", "where the subscribers are; 0: the same broker"},
              {"publishers", "1", "publishing connections; 0 only receives (from `peer --mode blast`)"},
              {"subscribers", "1", "subscribing connections; 0 only publishes (to `peer --mode discard`)"},
              {"pattern", "fan", "fan: every message to every subscriber; pairs: publisher i to subscriber i; "

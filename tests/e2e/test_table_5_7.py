@@ -388,6 +388,20 @@ def test_limit_of_connected_clients(make_pair: MakePair, start_bus: StartBus) ->
     third.connect(pair.port, "third")
 
 
+def test_a_client_that_finds_no_room_goes_to_a_neighbour(make_pair: MakePair, start_bus: StartBus) -> None:
+    """Beyond the table (TB-14): the refusal names the neighbours, and the clients try them."""
+    full = start_bus("[limits]\nconnections = 1\n", ("tbus",))
+    port = full.ports["tbus"]
+    other = start_bus(f'[mesh]\nneighbors = ["127.0.0.1:{port}"]\n', ("tbus",))
+    eventually(lambda: "neighbor connected" in full.log, lambda: full.log)
+    pair = make_pair(port)
+    pair.publisher()
+    name = unique("second")
+    pair.unconnected().connect(port, name)
+    assert f"client_id={name}" in other.log
+    assert "client limit" in full.log or "no more connections" in full.log
+
+
 def test_storage_capacity(make_pair: MakePair, start_bus: StartBus) -> None:
     """The limit is changed at run time; the oldest request has to go, and its publisher is told."""
     bus = start_bus("", ("tbus",))

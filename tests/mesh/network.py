@@ -15,8 +15,9 @@ from typing import Any
 
 from polybus.broker.limits import Limits
 from polybus.mesh.mesh import Mesh, MeshOptions
+from polybus.session.tbus.joining import CallingLink, Gate
 from polybus.session.tbus.link import TbusLink
-from polybus.session.tbus.neighbor import CallingLink, Gate, NeighborLink
+from polybus.session.tbus.neighbor import NeighborLink
 from polybus.session.tbus.options import TbusOptions
 from polybus.wire.tbus.codec import frames, next_frame
 from polybus.wire.tbus.crossing import decode_between

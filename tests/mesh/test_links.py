@@ -142,8 +142,8 @@ def test_neighbours_do_not_count_as_clients_and_a_client_without_room_is_told_of
 
 
 def test_a_client_that_claims_to_be_a_broker_with_a_name_that_is_no_address() -> None:
+    from polybus.session.tbus.joining import Gate
     from polybus.session.tbus.link import TbusLink
-    from polybus.session.tbus.neighbor import Gate
     from polybus.session.tbus.options import TbusOptions
 
     node = Node("10.0.0.1:5035")
@@ -178,6 +178,31 @@ def test_a_link_ends_with_a_word_and_is_noticed() -> None:
     assert link.is_cut
     assert any(isinstance(packet, Disconnect) for packet in link.log)
     assert net.a.neighbors() == []
+
+
+def test_new_access_rules_do_not_take_interest_from_neighbours() -> None:
+    class Nobody:
+        def may_publish(self, user: str | None, client_id: str, topic: str) -> bool:
+            return True
+
+        def may_subscribe(self, user: str | None, client_id: str, topic_filter: str) -> bool:
+            return False
+
+    net = Network("a", "b").mesh()
+    subscriber = net.b.join("s")
+    subscriber.subscribe("t")
+    net.settle()
+    broker = net.a.broker
+    broker.reconfigure(
+        broker.limits,
+        Access(authorizer=Nobody()),
+        shared_strategy="round_robin",
+        drop_oldest=False,
+        queue_qos0=False,
+    )
+    net.a.join("p").publish("t", b"x")
+    net.settle()
+    assert subscriber.payloads() == [b"x"]
 
 
 def test_silence_is_noticed() -> None:

@@ -142,6 +142,12 @@ class TestRight:
         write(tmp_path, "", "users")
         assert load(write(tmp_path, f"[auth]\n{auth}")).auth.anonymous_is_welcome is is_welcome
 
+    def test_neighbours_of_the_file_and_of_the_command_line(self, tmp_path: Path) -> None:
+        path = write(tmp_path, '[mesh]\nneighbors = ["10.0.0.2:5035"]\ntoken = "t"\naddress = "[::1]:5035"')
+        mesh = load(path, Overrides(neighbor="127.0.0.1:5036")).mesh
+        assert mesh.neighbors == ("10.0.0.2:5035", "127.0.0.1:5036")
+        assert (mesh.token, mesh.address, mesh.enabled) == ("t", "[::1]:5035", True)
+
     @pytest.mark.parametrize(
         "reference", ["", "10.0.0.2:5035", "10.0.0.2:5035;10.0.0.3:65535", "[::1]:1;127.0.0.1:1"]
     )
@@ -394,6 +400,11 @@ WRONG = [
     ("rule without topic", '[[acl]]\nuser = "a"', "acl[0].topic", "is missing; give text in quotes"),
     ("bad filter", '[[acl]]\ntopic = "a"\n[[acl]]\ntopic = "#/a"', "acl[1].topic", "must be the last level"),
     ("shared filter", '[[acl]]\ntopic = "$share/g/a"', "acl[0].topic", "without $share/<name>/"),
+    ("neighbour", '[mesh]\nneighbors = ["bus.example:5035"]', "mesh.neighbors", '"10.0.0.2:5035"'),
+    ("own address", '[mesh]\naddress = "5035"', "mesh.address", '"10.0.0.2:5035"'),
+    ("no token", '[mesh]\nneighbors = ["10.0.0.2:5035"]', "mesh.token", "the same at each broker"),
+    ("no mesh", '[mesh]\nenabled = false\nneighbors = ["127.0.0.1:5036"]', "mesh.enabled", "choose one"),
+    ("many", '[mesh]\nmax_neighbors = 0\nneighbors = ["127.0.0.1:5036"]', "mesh.neighbors", "raise it"),
     ("long text", f'[mqtt]\nserver_reference = "{"x" * 65536}"', "mqtt.server_reference", "shorten it"),
 ]
 

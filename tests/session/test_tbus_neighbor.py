@@ -3,8 +3,9 @@
 import pytest
 
 from polybus.broker.limits import Limits
+from polybus.session.tbus.joining import Gate
 from polybus.session.tbus.link import TbusLink
-from polybus.session.tbus.neighbor import Gate, NeighborLink
+from polybus.session.tbus.neighbor import NeighborLink
 from polybus.session.tbus.options import TbusOptions
 from tests.mesh.network import Node
 from tests.session.tbus import TbusPeer, connect, framed, message, messages, text, wire

@@ -103,6 +103,8 @@ class Broker:
             self.storage, self.dispatcher, self.timers, self.subscriptions, self._publish_again
         )
         self.mesh = self.waiting.mesh
+        self.has_news = False
+        """Neighbours have to be told something before this tick ends."""
         self.subscriptions.controls = StorageControl(self.storage).topics()
         self.requests = Requests(
             self.limits,
@@ -172,7 +174,9 @@ class Broker:
                 self._commit()
             if self.dispatcher.unfinished:
                 self.dispatcher.go_on()
-            self.mesh.tick()
+            if self.has_news:
+                self.has_news = False
+                self.mesh.tell_news()
             self._check_budget()
             self._flush()
         finally:
@@ -360,8 +364,8 @@ class Broker:
         for session in list(self.registry.sessions.values()):
             if session.link is not None:
                 session.link.access_changed()
-            if authorizer is None:
-                continue
+            if authorizer is None or session.is_neighbor:
+                continue  # whether its clients may read is for their own broker to say
             for topic_filter, subscription in list(session.subscriptions.items()):
                 if not authorizer.may_subscribe(session.user, session.client_id, subscription.path):
                     self.unsubscribe(session, topic_filter)

@@ -145,6 +145,10 @@ class Dispatcher(Flow):
                 self._deliver_to(cohort, message)
 
     def _deliver_shares(self, plan: Plan, message: Message) -> None:
+        if not plan.groups:
+            for session, qos in plan.neighbors:
+                self.cross(session, message, qos)
+            return
         for session, (qos, shares) in self.crossings(plan, message).items():
             self.cross(session, message, qos, shares)
 
@@ -170,7 +174,7 @@ class Dispatcher(Flow):
         is_tracked = message.qos and qos
         if is_tracked and not message.stamp:
             message.stamp = self.stamps.give(self.now + self.ledger.offset)
-        self.stats.crossed_out += 1
+        self.stats.crossed_out += bool(is_tracked or session.link is not None)
         self.send(session, Delivery(message, 1 if is_tracked else 0, False, shares=shares))
 
     def deliver_shared(
@@ -297,6 +301,9 @@ class Dispatcher(Flow):
 
     def _encode_run(self, link: Link, run: Run, frames: dict[Encoding, tuple[bytes, int]]) -> tuple[bytes, int]:
         """A QoS 0 run in another encoding, and how many of its messages that can take."""
+        if link.encoding.shared and (restacked := self._restack(link.encoding, run)) is not None:
+            frames[link.encoding] = restacked, run.count
+            return restacked, run.count
         pieces: list[bytes] = []
         for message in run.messages():
             parts = link.encoding.frame(Delivery(message, 0, False), self.now)
@@ -308,6 +315,19 @@ class Dispatcher(Flow):
         if link.encoding.shared:
             frames[link.encoding] = encoded
         return encoded
+
+    def _restack(self, encoding: Encoding, run: Run) -> bytes | None:
+        """The same payloads behind another head, if all have the same. None: they have to be taken apart."""
+        first = run.alike()
+        parts = encoding.frame(Delivery(first, 0, False), self.now) if first is not None else None
+        if first is None or parts is None:
+            return None
+        frame = b"".join(parts)
+        payload_size = len(first.payload)
+        wire, size = run.wire, len(run.wire) // run.count
+        ends = range(size, len(wire) + 1, size)
+        payloads = [wire[end - payload_size : end] for end in ends]
+        return frame[: len(frame) - payload_size].join([b"", *payloads])
 
     def _push_blocked(self, link: Link, frame: bytes, count: int, *, is_priority: bool = False) -> None:
         size = len(frame) + PIECE_COST

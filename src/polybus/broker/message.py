@@ -151,6 +151,23 @@ class Run(msgspec.Struct, gc=False):
         """The same for one session alone, as the durable store has it."""
         return msgspec.structs.replace(self, row=row, source=self.body, holders=0)
 
+    def alike(self) -> Message | None:
+        """The first of its messages, if the others differ from it in nothing but a payload of the same size,
+        with which each packet ends; at QoS 0, where packets have no ids."""
+        size, rest = divmod(len(self.wire), self.count)
+        if rest or self.count < 2:
+            return None
+        one = msgspec.structs.replace(self, wire=self.wire[: size - 1], count=1, split=None)
+        if self.encoding.split(one):
+            return None  # the first is shorter than the average
+        one.wire = self.wire[:size]
+        found = self.encoding.split(one)
+        if not found:
+            return None
+        prefix = self.wire[: size - len(found[0].payload)]
+        starts = range(size, len(self.wire), size)
+        return found[0] if all(self.wire.startswith(prefix, at) for at in starts) else None
+
     def messages(self) -> list[Message]:
         if self.split is None:
             self.split = self.encoding.split(self)

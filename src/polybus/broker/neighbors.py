@@ -14,8 +14,8 @@ class Neighborhood:
     sessions: "tuple[Session, ...]" = ()
     """One for each neighbour, linked or not."""
 
-    def tick(self) -> None:
-        """Before outboxes are flushed."""
+    def tell_news(self) -> None:
+        """Before outboxes are flushed, if `Broker.has_news`."""
 
     def offer(self, stored: "Stored", plan: "Plan") -> None:
         """Nobody here takes a message that may wait: it waits, and neighbours may have someone."""

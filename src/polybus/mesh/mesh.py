@@ -156,6 +156,7 @@ class Mesh(Neighborhood):
     def _on_interest(self, path: str) -> None:
         self.interest.changed(path)
         if self.interest.has_news:
+            self._broker.has_news = True
             self._broker.stir()
 
     def services_moved(self, session: Session) -> None:
@@ -163,12 +164,11 @@ class Mesh(Neighborhood):
             if not session.is_neighbor:
                 self._on_interest(instance.path)
 
-    def tick(self) -> None:
-        if self.interest.has_news:
-            news = self.interest.news()
-            if news:
-                for link in self._links.values():
-                    link.announce(news)
+    def tell_news(self) -> None:
+        news = self.interest.news()
+        if news:
+            for link in self._links.values():
+                link.announce(news)
 
     def wanted(self, session: Session, topic_filter: str, want: Want) -> None:
         """A neighbour's clients want this. Raises InvalidTopic."""

@@ -65,7 +65,11 @@ class Caller:
 
         try:
             async with asyncio.timeout(CALL_S):
-                await self._loop.create_connection(lambda: Connection(self._reception, make), *parsed)
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self._reception, make), *parsed
+                )
+            if connection.is_refused:
+                failed("there are too many connections here")
         except TimeoutError:
             failed("no answer")
         except OSError as error:

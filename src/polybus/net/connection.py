@@ -77,6 +77,11 @@ class Connection(asyncio.Protocol):
         stream.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._link = self._make_link(self.port(stream), Peer(stream, self.adopt), self._now())
 
+    @property
+    def is_refused(self) -> bool:
+        """There was no room for it."""
+        return self._transport is None
+
     def adopt(self, link: ServedLink) -> None:
         self._link = link
 

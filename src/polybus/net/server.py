@@ -43,8 +43,8 @@ from polybus.ops.listeners import WAYS, Listener, ListenerProtocol
 from polybus.ops.sys_topics import SysTopics
 from polybus.ops.tls import server_context
 from polybus.session.mqtt import MqttLink, MqttOptions
+from polybus.session.tbus.joining import CallingLink, Gate
 from polybus.session.tbus.link import TbusLink
-from polybus.session.tbus.neighbor import CallingLink, Gate
 from polybus.session.tbus.options import TbusOptions
 from polybus.store.durable import DurableState
 from polybus.store.folder import DataFolder, StoreError
@@ -348,6 +348,11 @@ class Server:
         config = self.config.mesh
         own_id = config.address or self._tbus_address()
         if not own_id:
+            if config.neighbors:
+                raise ConfigError(
+                    "mesh.address is missing: other brokers have to know where to find this one, and that does"
+                    ' not follow from its listeners; give ip:port of TBus here, such as "10.0.0.1:5035"'
+                )
             return
         options = MeshOptions(
             own_id, config.token, config.enabled, config.max_neighbors, config.keep_s, config.keep_alive_s

@@ -1,13 +1,11 @@
 """One link between two brokers (TB-15): what each message of a neighbour does here, and what it is sent.
 
-Either side may have made the call (`CallingLink`, `CalledLink`); once both have said who they are the link is
-the same at both ends. To the core a neighbour is a session like a client's, whose subscriptions are what its
+Either side may have made the call (`joining`); once both have said who they are the link is the same at both
+ends. To the core a neighbour is a session like a client's, whose subscriptions are what its
 clients want; see `polybus.mesh`.
 """
 
 import math
-from collections.abc import Callable
-from hmac import compare_digest
 from typing import ClassVar, Final, assert_never
 
 from polybus.broker import events
@@ -15,15 +13,12 @@ from polybus.broker.broker import Broker
 from polybus.broker.events import emit
 from polybus.broker.lifecycle import RequestState as Life
 from polybus.broker.links import Port
-from polybus.broker.message import Delivery, Message
+from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
 from polybus.broker.request import Request
 from polybus.broker.requests import PacketIdInUse
 from polybus.broker.sessions import NEIGHBOR_MARK, Session
 from polybus.broker.topics import InvalidTopic
-from polybus.errors import PeerError
-from polybus.mesh.address import broker_id, is_local, parse_address
 from polybus.mesh.interest import LOCAL, News, Want
-from polybus.mesh.membership import No
 from polybus.mesh.mesh import DESTINATION_MARK, WINDOW, Mesh
 from polybus.session.intake import State
 from polybus.session.stream import MAX_ERROR_CHARACTERS
@@ -35,29 +30,25 @@ from polybus.session.tbus.crossing import (
     properties_of,
     size_of,
 )
-from polybus.session.tbus.link import NO_NEIGHBORS, OUTCOMES, TbusLink
+from polybus.session.tbus.link import OUTCOMES, TbusLink
 from polybus.session.tbus.options import TbusOptions
 from polybus.session.tbus.reader import bad_bulk, wrong
-from polybus.wire.tbus.codec import encode
+from polybus.wire.tbus.codec import encode, encode_answer, encode_request
 from polybus.wire.tbus.crossing import (
     REPLAYED,
-    BrokerConnAck,
-    BrokerConnect,
     BrokerReqAck,
     Crossing,
     Interest,
     Verdict,
     decode_between,
     encode_between,
+    encode_msgack,
 )
 from polybus.wire.tbus.packets import (
     Bulk,
     ConnAck,
     Connect,
-    ConnectReason,
     Disconnect,
-    DisconnectReason,
-    MessageType,
     MsgAck,
     Packet,
     PingReq,
@@ -80,13 +71,6 @@ ANY_ID: Final = 1
 """Brokers acknowledge no subscriptions to each other, so that their packet ids mean nothing."""
 MAX_TIMEOUT_S: Final = 0xFFFF_FFFF
 RULE: Final = "TB-15"
-
-REFUSALS: Final = {
-    No.ITSELF: (ConnectReason.UNSPECIFIED, "this is the id of this very broker; is it calling itself?"),
-    No.LINKED: (ConnectReason.CLIENT_ID_IN_USE, "there is a link with this broker already"),
-    No.CALLED: (ConnectReason.CLIENT_ID_IN_USE, "this broker is calling you just now, and its call is taken"),
-    No.FULL: (ConnectReason.UNSPECIFIED, "this broker takes no more neighbours"),
-}
 
 
 class NeighborLink(TbusLink):
@@ -259,8 +243,10 @@ class NeighborLink(TbusLink):
         """A promise, of what is tracked: that leaves when it is safe."""
         assert packet.packet_id is not None
         assert packet.topic is not None
-        said = Verdict(packet.packet_id, packet.topic, is_undelivered=None if is_taken else 1)
-        frame = encode_between(said)
+        if is_taken:
+            frame = encode_msgack(packet.packet_id, packet.topic)
+        else:
+            frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1))
         if packet.timeout_s:
             self.reply(frame)
         else:
@@ -316,12 +302,21 @@ class NeighborLink(TbusLink):
     def outcome(self, request: Request, now: float) -> bytes | None:
         owner, packet_id = request.owner, request.packet_id
         if not request.is_answered:
+            if request.state is Life.NOT_DELIVERED and self.session is not None:
+                # It asks no more until it is told that there is room.
+                desk = self.broker.subscriptions.desk(self._route(request.topic)).local()
+                self._mesh.await_services(self.session, desk)
             return encode(ReqAck(packet_id, OUTCOMES[request.state], owner, None, request.reason or None))
-        crossing = Crossing(
-            None, request.answer or b"", is_response=True, is_priority=request.message.priority,
-            response_destination=owner, packet_id=packet_id, **properties_of(request.answer_properties),
-        )  # fmt: skip
-        frame = encode_between(crossing)
+        said = request.answer_properties
+        if said is NO_MESSAGE_PROPERTIES:
+            parts = encode_answer(request.answer or b"", request.message.priority, owner, packet_id)
+            frame = b"".join(parts)
+        else:
+            crossing = Crossing(
+                None, request.answer or b"", is_response=True, is_priority=request.message.priority,
+                response_destination=owner, packet_id=packet_id, **properties_of(said),
+            )  # fmt: skip
+            frame = encode_between(crossing)
         return frame if len(frame) <= size_of(self.encoding) else self._too_large(request)
 
     def _too_large(self, request: Request) -> bytes:
@@ -333,13 +328,16 @@ class NeighborLink(TbusLink):
     def request_frame(self, request: Request, now: float) -> bytes | None:
         message = request.message
         left_s = min(max(1, math.ceil(request.deadline - now)), MAX_TIMEOUT_S)
-        frame = encode_between(
-            Crossing(
-                message.topic, message.payload, is_request=True, is_priority=message.priority, timeout_s=left_s,
-                response_destination=self._mesh.prefix + request.owner, packet_id=request.packet_id,
-                **properties_of(message.properties),
-            )
-        )  # fmt: skip
+        destination, packet_id = self._mesh.prefix + request.owner, request.packet_id
+        topic, payload, priority = message.topic, message.payload, message.priority
+        if message.properties is NO_MESSAGE_PROPERTIES:
+            frame = b"".join(encode_request(topic, payload, priority, left_s, destination, packet_id))
+        else:
+            crossing = Crossing(
+                topic, payload, is_request=True, is_priority=priority, timeout_s=left_s,
+                response_destination=destination, packet_id=packet_id, **properties_of(message.properties),
+            )  # fmt: skip
+            frame = encode_between(crossing)
         if len(frame) > size_of(self.encoding):
             return None
         self.broker.stats.requests_out += 1
@@ -391,7 +389,7 @@ class NeighborLink(TbusLink):
             self._awaits_pong = True
             self.broker.reply(self, PING)
             self.broker.timers.cancel(self._ping_timer)
-            self._ping_timer = self.broker.timers.schedule(self.broker.now + PONG_S, _Ping(self))
+            self._ping_timer = self.broker.timers.schedule(self.broker.now + PONG_S, Ping(self))
             self.broker.stir()
 
     def on_ping(self, now: float) -> None:
@@ -405,7 +403,7 @@ class NeighborLink(TbusLink):
         self._awaits_pong = False
         if self.calls:
             self._ping_timer = self.broker.timers.schedule(
-                now + self._mesh.options.keep_alive_s / 2, _Probe(self)
+                now + self._mesh.options.keep_alive_s / 2, Probe(self)
             )
 
     def tell_gone(self, why: str, lasted_s: float) -> None:
@@ -420,158 +418,7 @@ class NeighborLink(TbusLink):
         super().close(why, publish_will=False)
 
 
-class CalledLink(NeighborLink):
-    """The other broker made the call; its CONNECT was read by a `TbusLink`."""
-
-    __slots__ = ()
-
-    calls = False
-
-    def welcome(self, connect: BrokerConnect, neighbor: str) -> None:
-        session = self._begin(neighbor, connect.packet_limit, connect.keep_alive_s)
-        mesh = self._mesh
-        mesh.members.linked(neighbor, self.broker.now)
-        others = ";".join(mesh.members.others(besides=neighbor))
-        self.is_greeted = True
-        self.reply(
-            encode_between(
-                BrokerConnAck(
-                    server_reference=others or None,
-                    broker_id=mesh.options.own_id,
-                    packet_limit=self.agreed.packet_size_bytes,
-                )
-            )
-        )
-        self.flush()  # by itself
-        self._introduce(session)
-
-
-class CallingLink(NeighborLink):
-    """This broker made the call."""
-
-    __slots__ = ("_address", "_on_refused")
-
-    calls = True
-    opening = range(MessageType.CONNACK << 4, (MessageType.CONNACK << 4) + 16)
-
-    def __init__(
-        self,
-        broker: Broker,
-        port: Port,
-        options: TbusOptions,
-        mesh: Mesh,
-        address: str,
-        on_refused: Callable[[str], None],
-        *,
-        peer: str = "",
-        now: float,
-    ) -> None:
-        """`on_refused` is told why there will be no link; not called once there is one."""
-        super().__init__(broker, port, options, mesh, peer=peer, now=now)
-        self._address = address
-        self._on_refused: Callable[[str], None] | None = on_refused
-        said = mesh.options
-        call = BrokerConnect(
-            said.own_id,
-            said.keep_alive_s,
-            is_broker=True,
-            token=said.token or None,
-            bulk_limit=MAX_BULK_BYTES,
-            packet_limit=broker.limits.packet_size_bytes,
-        )
-        broker.reply(self, encode_between(call))
-        self.flush()
-
-    def not_opened(self) -> PeerError:
-        return wrong("the answer to CONNECT is no CONNACK; is that a TBus broker?", RULE)
-
-    def greet(self, packet: Packet) -> None:
-        if not isinstance(packet, BrokerConnAck):
-            raise self.not_opened()
-        mesh, now = self._mesh, self.broker.now
-        neighbor = packet.broker_id or self._address
-        if packet.reason is not ConnectReason.SUCCESS:
-            why = f"it says {packet.reason.value}, {packet.reason_string or 'without a reason'}"
-            raise PeerError(DisconnectReason.UNSPECIFIED, why, RULE)
-        if neighbor == mesh.options.own_id:
-            mesh.members.is_itself(self._address)
-            raise PeerError(DisconnectReason.UNSPECIFIED, "that is this broker itself", RULE)
-        if parse_address(neighbor) is None:
-            raise PeerError(DisconnectReason.UNSPECIFIED, f"its id {neighbor[:80]!r} is no ip:port", RULE)
-        if not mesh.members.linked(neighbor, now, self._address):
-            raise PeerError(DisconnectReason.NORMAL, "there is a link with it already", RULE)
-        self._on_refused = None
-        bad = mesh.members.learn(packet.server_reference or "", now)
-        if bad:
-            named = ", ".join(repr(place[:40]) for place in bad[:5])
-            emit(
-                events.NEIGHBOR_REFUSED, neighbor=neighbor, reason=f"it names brokers that are no use: {named}"
-            )
-        session = self._begin(neighbor, packet.packet_limit, 0)
-        self._introduce(session)
-        self._ping_timer = self.broker.timers.schedule(now + mesh.options.keep_alive_s / 2, _Probe(self))
-
-    def refuse(self, error: PeerError) -> None:
-        """We called: there is nobody to refuse, only to leave."""
-        self.say_last(encode(Disconnect(DisconnectReason.UNSPECIFIED, error.text)))
-
-    def close(self, why: str, *, publish_will: bool) -> None:
-        on_refused, self._on_refused = self._on_refused, None
-        super().close(why, publish_will=publish_will)
-        if on_refused is not None:
-            on_refused(why)
-
-
-class Gate:
-    """Lets in brokers that call, if they may."""
-
-    def __init__(
-        self, broker: Broker, mesh: Mesh, options: TbusOptions, adopt: Callable[[NeighborLink], None]
-    ) -> None:
-        """`adopt` is told which link has the connection from now on."""
-        self._broker = broker
-        self._mesh = mesh
-        self._options = options
-        self._adopt = adopt
-
-    def enter(self, link: TbusLink, connect: Connect) -> None:
-        assert isinstance(connect, BrokerConnect)
-        try:
-            neighbor = self._judge(connect, link.peer)
-        except PeerError as error:
-            name = connect.client_id[:80]
-            emit(events.NEIGHBOR_REFUSED, neighbor=name, peer=link.peer, reason=error.text)
-            raise
-        port = link.leave_to()
-        called = CalledLink(self._broker, port, self._options, self._mesh, peer=link.peer, now=self._broker.now)
-        self._adopt(called)
-        called.welcome(connect, neighbor)
-
-    def _judge(self, connect: BrokerConnect, peer: str) -> str:
-        """The id of a broker that may come in. Raises PeerError."""
-        mesh, access = self._mesh, self._broker.access
-        if not mesh.options.is_open:
-            raise PeerError(ConnectReason.UNSPECIFIED, NO_NEIGHBORS, RULE)
-        token = mesh.options.token
-        if token:
-            if not compare_digest((connect.token or "").encode(), token.encode()):
-                raise PeerError(ConnectReason.NOT_AUTHORIZED, "the mesh token is wrong or missing", RULE)
-        elif not is_local(peer) or access.authenticator is not None or access.authorizer is not None:
-            why = "neighbours need a token here: set mesh.token, the same at each broker"
-            raise PeerError(ConnectReason.NOT_AUTHORIZED, why, RULE)
-        parsed = parse_address(connect.client_id)
-        if parsed is None:
-            raise PeerError(ConnectReason.MALFORMED, "the id of a broker is ip:port", RULE)
-        neighbor = broker_id(*parsed)
-        no = mesh.members.judge(neighbor)
-        if no is not None:
-            if no is No.LINKED and (old := mesh.link_of(neighbor)) is not None:
-                old.probe()  # it may be the one that does not know yet
-            raise PeerError(*REFUSALS[no], RULE)
-        return neighbor
-
-
-class _Ping:
+class Ping:
     __slots__ = ("_link",)
 
     def __init__(self, link: NeighborLink) -> None:
@@ -581,7 +428,7 @@ class _Ping:
         self._link.on_ping(now)
 
 
-class _Probe(_Ping):
+class Probe(Ping):
     __slots__ = ()
 
     def on_timer(self, now: float) -> None:

@@ -119,6 +119,9 @@ BETWEEN: Final = Tables(
 _TRACKED_SIZE: Final = 14
 """Of the properties PacketId, QoS and Stamp, in this order."""
 _MESSAGE: Final = MessageType.PUBLISH << 4
+_MSGACK: Final = MessageType.MSGACK << 4
+_TOPIC_NAME: Final = 0x42
+_MESSAGE_ID: Final = 0x43
 
 
 def encode_between(packet: Packet) -> bytes:
@@ -134,6 +137,18 @@ def encode_tracked(topic: str, payload: bytes, priority: bool, qos: int, stamp: 
     first_byte = _MESSAGE | PRIORITY if priority else _MESSAGE
     head = b"%c%b%b%b%c%c" % (first_byte, remaining, size, name, _TRACKED_SIZE, PACKET_ID)
     return head, b"%c%c%c%b%b" % (QOS, qos, STAMP, stamp.to_bytes(8), payload)
+
+
+def encode_msgack(message_id: int, topic: str) -> bytes:
+    """A MSGACK that says yes."""
+    name = topic.encode()
+    size = encode_varint(len(name))
+    properties = len(size) + len(name) + 4
+    length = encode_varint(properties)
+    remaining = encode_varint(len(length) + properties)
+    return b"%c%b%b%c%b%b%c%b" % (
+        _MSGACK, remaining, length, _TOPIC_NAME, size, name, _MESSAGE_ID, message_id.to_bytes(2),
+    )  # fmt: skip
 
 
 def packet_id_at(crossing: Crossing, frame: bytes) -> int:
@@ -152,7 +167,26 @@ def decode_between(first_byte: int, body: bytes) -> Packet:
         tracked = _decode_tracked(first_byte, body)
         if tracked is not None:
             return tracked
+    elif first_byte == _MSGACK:
+        yes = _decode_msgack(body)
+        if yes is not None:
+            return yes
     return decode(first_byte, body, BETWEEN)
+
+
+def _decode_msgack(body: bytes) -> Verdict | None:
+    """None: it says more, or has a long topic."""
+    size = len(body)
+    if size < 8 or size > 0x80 or body[0] != size - 1 or body[1] != _TOPIC_NAME or body[2] != size - 6:
+        return None
+    message_id = body[-2] << 8 | body[-1]
+    if body[-3] != _MESSAGE_ID or not message_id:
+        return None
+    try:
+        topic = body[3:-3].decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in topic else Verdict(message_id, topic)
 
 
 def _decode_tracked(first_byte: int, body: bytes) -> Crossing | None:
