@@ -5,8 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from polybus.wire.mqtt.packets import V5, V311, Properties, PubAck, PubComp, Publish, PubRec, PubRel
-from tests.session.harness import check_accounts
+from polybus.wire.mqtt.packets import (
+    V5,
+    V311,
+    Disconnect,
+    Properties,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Will,
+)
+from tests.session.harness import check_accounts, connect_packet
 from tests.store.lasting import LastingWorld
 
 VERSIONS = pytest.mark.parametrize("version", [V311, V5])
@@ -273,3 +284,48 @@ def test_one_of_several_has_received_it(world: LastingWorld) -> None:
     assert world.restored.messages == 1
     back = world.connect("b", V5, clean_start=False, keeps=True)
     assert [p.payload for p in back.receive_all()] == [b"x"]
+
+
+def test_what_a_kept_publisher_sent_to_others(world: LastingWorld) -> None:
+    """Nobody needs the message any more, but its id must be known before the publisher is told."""
+    world.connect("plain", V5).subscribe("t", qos=2)
+    publisher = world.connect("p", V5, keeps=True)
+    world.disk.is_slow = True
+    publisher.send(Publish("t", b"x", 2, packet_id=1))
+    assert publisher.take(PubRec) == []
+    world.disk.write()
+    world.settle()
+    assert len(publisher.take(PubRec)) == 1
+    world = world.kill()
+    plain = world.connect("plain", V5)
+    plain.subscribe("t", qos=2)
+    publisher = world.connect("p", V5, clean_start=False, keeps=True)
+    publisher.send(Publish("t", b"x", 2, dup=True, packet_id=1))
+    assert plain.take(Publish) == []
+
+
+def test_a_session_that_ends_before_what_it_sent_is_written(world: LastingWorld) -> None:
+    publisher = world.connect("p", V5, keeps=True)
+    world.disk.is_slow = True
+    world.stamp()
+    world.advance(1)
+    assert world.disk.is_writing
+    publisher.send(Publish("t", b"x", 2, packet_id=1))
+    world.open(V5).send(connect_packet("p", V5))  # a clean start
+    world.disk.is_slow = False
+    world.flush()
+    world = world.kill()
+    assert world.restored.sessions == 0
+    assert list(world.file.begin(0.0).received) == []
+
+
+def test_who_left_in_good_order_has_no_will(world: LastingWorld) -> None:
+    watching = world.connect("w", V5, keeps=True)
+    watching.subscribe("wills", qos=1)
+    world.flush()
+    leaving = world.connect("l", V5, keeps=True, will=Will("wills", b"gone", 1))
+    world.flush()
+    leaving.send(Disconnect())
+    world.flush()
+    world = world.kill(downtime_s=10)
+    assert world.connect("w", V5, clean_start=False, keeps=True).receive_all() == []

@@ -52,13 +52,14 @@ def test_what_is_there_is_not_written_again(world: LastingWorld) -> None:
 def test_numbers_go_on_behind_those_in_use(world: LastingWorld, qos: int) -> None:
     away(world, qos)
     payloads = [b"%d" % n for n in range(5)]
-    for payload in payloads:
+    for number, payload in enumerate(payloads):
+        world.connect(f"other{number}", V5, keeps=True)
         world.connect("p", V5).publish("t", payload, qos=qos)
         world.join("asker").publish("waits", payload, waits_s=100)
         world.flush()
         world = world.kill()
         check_accounts(world.broker)
-    assert (world.restored.messages, world.restored.stored) == (5, 5)
+    assert (world.restored.messages, world.restored.stored, world.restored.sessions) == (5, 5, 6)
     back = world.connect("s", V5, clean_start=False, keeps=True)
     assert [p.payload for p in back.take(Publish)] == payloads
     world.flush()

@@ -209,10 +209,9 @@ class Ledger:
                 self.is_dirty = True
 
     def divide(self, session: int, run: Run, *counts: int) -> None:
-        """A run that waits is cut into parts of so many messages."""
+        """A run that waits is cut into parts of so many messages, some of which are sent or gone next."""
         piece = run.piece
         assert piece is not None
-        self.is_dirty = True
         if self._rows.pop(run.row, None) is None:
             self._gone_rows.append(run.row)
         row, first = run.row, run.first
