@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from polybus.store.folder import StoreError
+from polybus.store.streams.blocks import Block
 from polybus.store.streams.columns import Piece, partition_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.partition import Partition, Shape, numbered_folders
@@ -32,7 +33,7 @@ class Gathering:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.pieces: list[Piece] = []
+        self.pieces: list[Piece | Block] = []
         self.rows = 0
         self.size_bytes = 0
         self.commit = 0
