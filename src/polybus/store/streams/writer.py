@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
 from polybus.store.folder import DataFolder, StoreError
-from polybus.store.streams.blocks import Block, divided
+from polybus.store.streams.blocks import Block
 from polybus.store.streams.columns import Piece, build, pieces_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.rule import StreamRule
@@ -246,7 +246,7 @@ class StreamSet:
             for piece in pieces_of(item, at):
                 for stream in streams.streams:
                     if isinstance(piece, Block):
-                        for place, part in divided(piece, stream.place):
+                        for place, part in stream.divide(piece):
                             self._gather(stream, place, part, part.size_bytes, commit, failed)
                     else:
                         place = stream.place(piece.topic)
