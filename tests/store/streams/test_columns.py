@@ -10,6 +10,7 @@ from polybus.broker.links import Encoding
 from polybus.broker.message import Message, MessageProperties, Run
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
+from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, divided
 from polybus.store.streams.columns import MANY, build, partition_of, pieces_of
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V5, V311, Publish
@@ -74,6 +75,59 @@ def test_packets_alike_are_one_piece(
     assert records_of(encoding, write, qos, pairs) == pairs
     wire = b"".join(write(topic, payload, qos) for topic, payload in pairs)
     assert len(list(pieces_of(Run(wire, len(pairs), encoding, "", qos), 0))) == 1
+
+
+@pytest.mark.parametrize(("encoding", "write", "qos"), CASES)
+@given(data=st.data())
+def test_a_long_run_of_packets_that_differ_is_a_block(
+    encoding: Encoding, write: Callable[[str, bytes, int], bytes], qos: int, data: st.DataObject
+) -> None:
+    distinct = data.draw(st.lists(st.tuples(topics, st.binary(max_size=300)), min_size=1, max_size=9))
+    others = [("another/topic", b""), ("möte", bytes(200)), *distinct]
+    pairs = [*(pair for _ in range(WORTH_A_BLOCK) for pair in others), ("long", bytes(20_000))]
+    assert records_of(encoding, write, qos, pairs) == pairs
+    wire = b"".join(write(topic, payload, qos) for topic, payload in pairs)
+    (block,) = pieces_of(Run(wire, len(pairs), encoding, "", qos), 0)
+    assert isinstance(block, Block)
+    assert (block.count, block.size_bytes) == (len(pairs), sum(len(payload) for _, payload in pairs))
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+def test_a_block_is_divided_by_topic_and_keeps_its_order(partitions: int) -> None:
+    pairs = [(f"topic/{n % 11}", b"%d" % n) for n in range(200)]
+    wire = b"".join(mqtt(V311)(topic, payload, 0) for topic, payload in pairs)
+    (block,) = pieces_of(Run(wire, len(pairs), MQTT_311, "me"), 5)
+    assert isinstance(block, Block)
+    parts = dict(divided(block, lambda topic: partition_of(topic, partitions)))
+    for number in range(partitions):
+        mine = [pair for pair in pairs if partition_of(pair[0].encode(), partitions) == number]
+        if mine:
+            batch = build([parts[number]], 0)
+            batch.validate(full=True)
+            found = zip(batch.column("topic").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+            assert list(found) == mine
+            assert parts[number].size_bytes == sum(len(payload) for _, payload in mine)
+        else:
+            assert number not in parts
+
+
+def test_blocks_and_pieces_stand_in_their_order() -> None:
+    mixed = [(f"t/{n % 3}", b"%d" % n) for n in range(40)]
+    wire = b"".join(mqtt(V311)(topic, payload, 1) for topic, payload in mixed)
+    items: list[Message | Run] = [
+        Message("first", b"1", retain=True),
+        Run(wire, len(mixed), MQTT_311, "me", 1),
+        Run(wire, len(mixed), MQTT_311, "me", 1),
+        Message("last", b"2", 2),
+    ]
+    batch = build([piece for number, item in enumerate(items) for piece in pieces_of(item, number)], 7)
+    batch.validate(full=True)
+    rows = batch.to_pylist()
+    assert [(row["topic"], row["payload"]) for row in rows] == [("first", b"1"), *mixed, *mixed, ("last", b"2")]
+    assert [row["offset"] for row in rows] == list(range(7, 7 + len(rows)))
+    assert batch.column("time").cast("int64").to_pylist() == [0, *[1] * 40, *[2] * 40, 3]
+    assert [row["qos"] for row in rows] == [0, *[1] * 80, 2]
+    assert [row["retain"] for row in rows] == [True, *[False] * 81]
 
 
 def test_packets_of_one_size_that_differ_in_topic_are_not_taken_for_alike() -> None:

@@ -2,16 +2,17 @@
 
 A piece is neighbouring records that are alike: same topic, same size, same everything but the payload. A run
 of alike packets is one piece and becomes columns without a step per message. Who read it from the wire mostly
-knows that they are alike (`Run.size`); otherwise one comparison of a matrix of its bytes tells. Everything else
-is pieces of one record each.
+knows that they are alike (`Run.size`); otherwise one comparison of a matrix of its bytes tells. A long run of
+packets that differ is a block (`blocks`). Everything else is pieces of one record each.
 
 All this happens in a thread beside the event loop's. What counts is how often it gives up the interpreter's
 lock and asks for it again, for each time the loop may have to stop: so few large steps, not many small ones.
 """
 
 import functools
+import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -24,6 +25,7 @@ from polybus.broker.links import Encoding
 from polybus.broker.message import Message, Run
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
+from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, block_of
 from polybus.store.streams.format import SCHEMA
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
@@ -70,13 +72,35 @@ def partition_of(topic: bytes, partitions: int) -> int:
     return crc32(topic) % partitions
 
 
-def pieces_of(item: Message | Run, time: int) -> list[Piece]:
+def pieces_of(item: Message | Run, time: int) -> Sequence[Piece | Block]:
     if not isinstance(item, Run):
         return [_message_piece(item, time)]
     layout = LAYOUTS.get(item.encoding)
     if layout is None:
         return [_message_piece(message, time) for message in item.messages()]
+    if item.count >= WORTH_A_BLOCK and not item.size and not isinstance(item.ids_at, range):
+        wire = item.wire
+        gap = layout.gap + 2 if item.qos else layout.gap
+        head = _head(wire, layout)
+        if not wire.startswith(wire[: head[1]], head[0]):
+            return [
+                block_of(
+                    wire,
+                    layout.topic_length_bytes,
+                    gap,
+                    time=time,
+                    client_id=item.origin.encode(),
+                    qos=item.qos,
+                )
+            ]
     return _run_pieces(item, layout, time)
+
+
+def _head(wire: bytes, layout: Layout) -> tuple[int, int]:
+    """Where the first packet ends, and where its topic does."""
+    start, length = _long_length(wire, 0)
+    topic = wire[start] if layout.topic_length_bytes == 1 else wire[start] << 8 | wire[start + 1]
+    return start + length, start + layout.topic_length_bytes + topic
 
 
 def _message_piece(message: Message, time: int) -> Piece:
@@ -154,8 +178,38 @@ def _are_alike(wire: bytes, count: int, size: int, head: int) -> bool:
     return True
 
 
-def build(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
+def build(pieces: Sequence[Piece | Block], first_offset: int) -> pa.RecordBatch:
     """The records of these pieces, in their order."""
+    batches: list[pa.RecordBatch] = []
+    offset = first_offset
+    for kind, group in itertools.groupby(pieces, type):
+        if kind is Block:
+            batches += _build_blocks(group, offset)  # type: ignore[arg-type]
+        else:
+            batches.append(_build_pieces(list(group), offset))  # type: ignore[arg-type]
+        offset = batches[-1].column(0)[-1].as_py() + 1
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _build_blocks(blocks: Iterable[Block], offset: int) -> Iterator[pa.RecordBatch]:
+    for block in blocks:
+        rows, counts = block.count, [block.count]
+        arrays = [
+            pa.array(_numbers(offset, rows)),
+            pa.array(np.full(rows, block.time, np.int64)).view(_TIME),
+            block.topics,
+            block.payloads,
+            _small([block.qos], counts, rows, _ALL_QOS, np.int8),
+            _small([False], counts, rows, _ALL_FLAGS, np.bool_),
+            _texts([block.client_id], counts, rows),
+            _no_properties(rows),
+            _small([False], counts, rows, _ALL_FLAGS, np.bool_),
+        ]
+        offset += rows
+        yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _build_pieces(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
     counts = [piece.count for piece in pieces]
     rows = sum(counts)
     times = _repeat([piece.time for piece in pieces], counts, np.int64)
@@ -271,9 +325,13 @@ def _gather(pieces: Sequence[Piece], size: int) -> npt.NDArray[np.uint8]:
     return data
 
 
+def _no_properties(rows: int) -> pa.Array:
+    return _NO_PROPERTIES.slice(0, rows) if rows <= _READY else pa.array([[]] * rows, _PROPERTIES)
+
+
 def _properties(pieces: Sequence[Piece], rows: int) -> pa.Array:
-    if rows <= _READY and not any(piece.properties for piece in pieces):
-        return _NO_PROPERTIES.slice(0, rows)
+    if not any(piece.properties for piece in pieces):
+        return _no_properties(rows)
     pairs = [
         [{"name": name, "value": value} for name, value in piece.properties]
         for piece in pieces

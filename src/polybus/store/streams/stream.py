@@ -3,11 +3,13 @@
 import json
 import logging
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from polybus.store.folder import StoreError
+from polybus.store.streams.blocks import Block, divided
 from polybus.store.streams.columns import Piece, partition_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.partition import Partition, Shape, numbered_folders
@@ -32,7 +34,7 @@ class Gathering:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.pieces: list[Piece] = []
+        self.pieces: list[Piece | Block] = []
         self.rows = 0
         self.size_bytes = 0
         self.commit = 0
@@ -85,6 +87,12 @@ class Stream:
                 self._places.clear()
             place = self._places[topic] = self.gatherings[partition_of(topic, self.rule.partitions)]
         return place
+
+    def divide(self, block: Block) -> Iterable[tuple[Gathering, Block]]:
+        """Its records, by where they gather. For the writer."""
+        if self.rule.partitions == 1:
+            return ((self.gatherings[0], block),)
+        return divided(block, self.place)
 
     def committed(self, commit: int) -> bool:
         """What belongs to this commit is there for good. False: there was nothing. In any thread."""

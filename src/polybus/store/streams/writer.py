@@ -23,7 +23,8 @@ from typing import Final, TypeAlias
 from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
 from polybus.store.folder import DataFolder, StoreError
-from polybus.store.streams.columns import build, pieces_of
+from polybus.store.streams.blocks import Block
+from polybus.store.streams.columns import Piece, build, pieces_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import Gathering, Stream
@@ -244,16 +245,12 @@ class StreamSet:
             touched.update(streams.streams)
             for piece in pieces_of(item, at):
                 for stream in streams.streams:
-                    place = stream.place(piece.topic)
-                    if commit != place.commit and commit:
-                        if place.commit:
-                            self._flush(stream, place, failed)
-                        place.commit = commit
-                    place.pieces.append(piece)
-                    place.rows += piece.count
-                    place.size_bytes += piece.count * piece.width
-                    if place.rows >= BATCH_ROWS or place.size_bytes >= BATCH_BYTES:
-                        self._flush(stream, place, failed)
+                    if isinstance(piece, Block):
+                        for place, part in stream.divide(piece):
+                            self._gather(stream, place, part, part.size_bytes, commit, failed)
+                    else:
+                        place = stream.place(piece.topic)
+                        self._gather(stream, place, piece, piece.count * piece.width, commit, failed)
         for stream in touched:
             for place in stream.gatherings:
                 if place.pieces:
@@ -262,6 +259,25 @@ class StreamSet:
         self._written += count
         self._bytes_written += size
         self._post(self._on_written, self._written, touched, failed, why)
+
+    def _gather(
+        self,
+        stream: Stream,
+        place: Gathering,
+        piece: Piece | Block,
+        size_bytes: int,
+        commit: int,
+        failed: set[str],
+    ) -> None:
+        if commit != place.commit and commit:
+            if place.commit:
+                self._flush(stream, place, failed)
+            place.commit = commit
+        place.pieces.append(piece)
+        place.rows += piece.count
+        place.size_bytes += size_bytes
+        if place.rows >= BATCH_ROWS or place.size_bytes >= BATCH_BYTES:
+            self._flush(stream, place, failed)
 
     def _flush(self, stream: Stream, place: Gathering, failed: set[str]) -> None:
         pieces, rows, commit = place.pieces, place.rows, place.commit

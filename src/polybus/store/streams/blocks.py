@@ -1,0 +1,105 @@
+"""Runs of packets that differ, as Arrow arrays: one short step of Python for each to find where it ends, and
+everything else in steps for all of them.
+
+A run is one row of bytes. Where topics and payloads begin and end divides all of it into values, so that it is
+an Arrow array as it stands; topics and payloads are every fourth of these, taken out by Arrow without the
+interpreter's lock.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+WORTH_A_BLOCK: Final = 32
+"""Records from which on it is cheaper than one by one."""
+_PARTS: Final = 4
+"""Of each packet: what is before the topic, the topic, what is before the payload, the payload."""
+
+Place = TypeVar("Place")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Records of one run."""
+
+    topics: pa.StringArray
+    payloads: pa.BinaryArray
+    time: int
+    client_id: bytes
+    qos: int
+
+    @property
+    def count(self) -> int:
+        return len(self.topics)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its payloads."""
+        first, last = (self.payloads.buffers()[1][4 * at : 4 * at + 4] for at in (0, len(self.payloads)))
+        return int.from_bytes(last.to_pybytes(), "little") - int.from_bytes(first.to_pybytes(), "little")
+
+
+def block_of(wire: bytes, topic_length_bytes: int, gap: int, *, time: int, client_id: bytes, qos: int) -> Block:
+    octets = np.frombuffer(wire, np.uint8)
+    stops = _stops(wire)
+    bodies = _bodies(octets, stops)
+    lengths = octets[bodies].astype(np.int64)
+    if topic_length_bytes == 2:
+        lengths = lengths << 8 | octets[bodies + 1]
+    edges = np.zeros(_PARTS * len(bodies) + 1, np.int32)
+    edges[1::_PARTS] = bodies + topic_length_bytes
+    edges[2::_PARTS] = edges[1::_PARTS] + lengths
+    edges[3::_PARTS] = edges[2::_PARTS] + gap
+    edges[4::_PARTS] = stops
+    parts = pa.Array.from_buffers(pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(wire)])
+    each = np.arange(0, len(edges) - 1, _PARTS)
+    topics = parts.take(pa.array(each + 1)).view(pa.string())
+    return Block(topics, parts.take(pa.array(each + 3)), time, client_id, qos)
+
+
+def divided(block: Block, place_of: Callable[[bytes], Place]) -> Iterator[tuple[Place, Block]]:
+    """The records of each place, in their order."""
+    encoded = block.topics.dictionary_encode()
+    places = [place_of(topic.encode()) for topic in encoded.dictionary.to_pylist()]
+    chosen = list(dict.fromkeys(places))
+    if len(chosen) == 1:
+        yield chosen[0], block
+        return
+    numbers = np.array([chosen.index(place) for place in places])[np.asarray(encoded.indices)]
+    for number, place in enumerate(chosen):
+        rows = pa.array(np.flatnonzero(numbers == number))
+        topics, payloads = block.topics.take(rows), block.payloads.take(rows)
+        yield place, Block(topics, payloads, block.time, block.client_id, block.qos)
+
+
+def _stops(wire: bytes) -> npt.NDArray[np.int64]:
+    """Where each packet ends. The only step of Python for each: so it does as little as it can."""
+    stops: list[int] = []
+    note = stops.append
+    pos, end = 0, len(wire)
+    while pos < end:
+        length = wire[pos + 1]
+        pos += 2
+        shift = 7
+        while length >> shift:  # it takes more bytes to say
+            length = (length & ((1 << shift) - 1)) | wire[pos] << shift
+            pos += 1
+            shift += 7
+        pos += length
+        note(pos)
+    return np.array(stops, np.int64)
+
+
+def _bodies(octets: npt.NDArray[np.uint8], stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where what follows the fixed header of each packet begins."""
+    bodies = np.empty_like(stops)
+    bodies[0] = 2
+    bodies[1:] = stops[:-1] + 2
+    longer = np.flatnonzero(octets[bodies - 1] >= 0x80)
+    while len(longer):
+        bodies[longer] += 1
+        longer = longer[octets[bodies[longer] - 1] >= 0x80]
+    return bodies
