@@ -26,9 +26,9 @@ def test_a_batch_under_way_comes_to_its_end_and_none_begins():
     threading.Timer(0.01, may_end.set).start()
     with turns.nobody_writing():
         order.append("stopped")
-        with pytest.raises(Stopping), turns.batch_of("messages"):
-            pass
         with pytest.raises(Stopping), turns.batch_of("a job whose first batch this is"):
+            pass
+        with pytest.raises(Stopping), turns.batch_of("messages"):
             pass
     batch.join(PATIENCE_S)
     assert order == ["batch", "stopped"]
