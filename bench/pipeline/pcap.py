@@ -29,6 +29,10 @@ from polybus.pipeline.sources.pcap.walk import cuts
 FULL, QUICK = 2_000_000, 400_000
 DPKT_PACKETS: Final = 100_000
 FEW: Final = "time,src,dst,src_port,dst_port,payload_length"
+LIKE_DPKT: Final = (
+    "time,src_mac,dst_mac,src,dst,protocol,ttl,src_port,dst_port,tcp_seq,tcp_ack,tcp_flags,tcp_window,payload"
+)
+"""What `read_with_dpkt` takes out of a packet."""
 ROWS: Final = 10_000
 
 
@@ -73,6 +77,7 @@ def run(console: Console, quick: bool) -> None:
             add("Spark to noop", lambda: noop(source()))
             add("  its ceiling", lambda: noop(ceiling(",".join(COLUMNS))))
             add("Spark to noop, without payload", lambda: noop(source(payload="false")))
+            add("Spark to noop, dpkt's columns", lambda: noop(source(columns=LIKE_DPKT)))
             add("Spark to noop, few columns", lambda: noop(source(columns=FEW)))
             add("  its ceiling", lambda: noop(ceiling(FEW)))
             target = str(Path(folder) / "out")

@@ -274,6 +274,7 @@ def _lake(spark: "SparkSession", settings: "Settings") -> "Lake":
     lake = Lake(spark, settings.folder)
     if not lake.files.names(lake.files.at("books")):
         raise _no_tables(settings.folder)
+    lake.check_format()
     return lake
 
 

@@ -33,6 +33,8 @@ from polybus.pipeline.views import VIEWS
 COVERS_FILE: Final = "_covers.json"
 """In a folder made of others: from which batch on."""
 MERGED: Final = "merged-"
+FORMAT_FILE: Final = "lake.json"
+FORMAT: Final = 1
 
 
 class NoSuchTable(UsageError):
@@ -187,8 +189,21 @@ class Lake:
 
     # --- life -------------------------------------------------------------------------------------
 
+    def check_format(self) -> None:
+        """Raises `UsageError` for tables that a later version has written."""
+        file = self.files.at(FORMAT_FILE)
+        found = json.loads(self.files.read_text(file))["format"] if self.files.exists(file) else FORMAT
+        if found > FORMAT:
+            raise UsageError(
+                f"the tables in {self.files.root} are of format {found}, and this version knows {FORMAT}: "
+                "use the version that wrote them, or another folder"
+            )
+
     def recover(self) -> None:
         """At the start: what an earlier life left half done is gone or put back."""
+        self.check_format()
+        if not self.files.exists(self.files.at(FORMAT_FILE)):
+            self.files.write_text(self.files.at(FORMAT_FILE), json.dumps({"format": FORMAT}))
         for name in TABLES:
             path = self.path(name)
             for leftover in list(self.files.leftovers(path)):

@@ -53,7 +53,8 @@ def draw_traffic(axes: Axes, rows: Sequence[Any]) -> None:
     axes.set_yticks(list(places), kinds)
     axes.set_xscale("log")
     axes.margins(x=0.15)
-    axes.set_xlabel("MB (logarithmic)")
+    axes.xaxis.set_major_formatter(lambda value, _: _round_size(value))
+    axes.set_xlabel("bytes (logarithmic)")
     axes.set_title("Traffic by type")
     axes.legend(loc="lower right")
     _plain(axes)
@@ -70,17 +71,17 @@ def draw_caps(axes: Axes, rows: Sequence[Any]) -> None:
     said = [
         f" used up {in_utc(row['exhausted_at']):%H:%M}"
         if row["exhausted_at"]
-        else f" will be {in_utc(row['projected_at']):%H:%M}"
+        else f" used up by {in_utc(row['projected_at']):%H:%M} at this rate"
         if row["projected_at"]
         else ""
         for row in rows
     ]
     axes.bar_label(bars, said, fontsize=7)
     axes.axvline(100, color=RED, linewidth=1, alpha=0.5, zorder=0)
-    axes.margins(x=0.18, y=0.01)
+    axes.margins(x=0.25, y=0.01)
     axes.tick_params(axis="y", labelsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("% of the daily cap; the time is when it was, or will be, used up (UTC)")
+    axes.set_xlabel("% of the daily cap; times are UTC; green: it will last")
     axes.set_title(f"Data-cap use on {rows[0]['day']}, cap {rows[0]['cap_bytes'] / MB:g} MB")
     _plain(axes)
 
@@ -98,6 +99,7 @@ def draw_latency(axes: Axes, durations: Sequence[float], outcomes: Sequence[Any]
         )
     axes.set_xscale("log")
     axes.set_ylim(0, 101)
+    axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_xlabel("ms from request to answer (logarithmic)")
     axes.set_ylabel("% of answers")
     axes.set_title("Request latency")
@@ -133,8 +135,8 @@ def draw_map(axes: Axes, map: Map, positions: Sequence[Any], last: Sequence[Any]
         axes.annotate(name, (row["lon"], row["lat"]), (5, -9), textcoords="offset points", fontsize=6, zorder=6)
     middle = sum(row["lat"] for row in last) / len(last)
     axes.set_aspect(1 / max(0.1, math.cos(math.radians(middle))))
-    axes.set_xlabel("longitude")
-    axes.set_ylabel("latitude")
+    axes.set_xlabel("longitude (°)")
+    axes.set_ylabel("latitude (°)")
     axes.set_title("Positions (blue), last ones (orange), geofences (green), no coverage (grey)")
     _plain(axes)
 
@@ -209,3 +211,8 @@ def _plain(axes: Axes) -> None:
 
 def _size(megabytes: float) -> str:
     return f"{megabytes:,.1f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.1f} kB"
+
+
+def _round_size(megabytes: float) -> str:
+    """Of a power of ten."""
+    return f"{megabytes:,.0f} MB" if megabytes >= 1 else f"{megabytes * 1000:g} kB"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.books import Books
 from polybus.pipeline.files import Files
 from polybus.pipeline.jobs.compaction import compact, merge, mergeable
@@ -178,6 +178,16 @@ def test_a_killed_process_leaves_one_truth(spark, folder):
     assert names(folder, "bronze/events") == ["batch=04"]
     assert names(folder, "silver/log_lines") == ["batch=04"]
     assert places(lake, "events") == places(lake, "log_lines") == ALL
+
+
+def test_tables_of_a_later_version_are_left_alone(spark, folder):
+    lake = Lake(spark, str(folder))
+    lake.recover()
+    assert json.loads((folder / "lake.json").read_text()) == {"format": 1}
+    (folder / ".lake.json.crc").unlink(missing_ok=True)
+    (folder / "lake.json").write_text('{"format": 2}')
+    with pytest.raises(UsageError, match="are of format 2, and this version knows 1"):
+        Lake(spark, str(folder)).recover()
 
 
 def test_one_pipeline_at_a_time(spark, folder):
