@@ -112,6 +112,7 @@ async def test_what_there_is(tmp_path: Path) -> None:
         ]
         one = (await client.get("/streams/small")).json()
         assert one["problem"] is None
+        assert len(one["id"]) == 16
         partition = one["partitions"][0]  # type: ignore[index]
         assert (partition["first_offset"], partition["next_offset"]) == (0, 2)
         assert partition["first_time"] <= partition["last_time"]

@@ -30,6 +30,7 @@ def fill(partition: Partition, *groups: Sequence[bytes], time: int = 1_000_000) 
 
 def abandon(partition: Partition) -> None:
     """As a crash leaves it: nothing is noted, only the kernel closes files."""
+    partition.mark.close()
     os.close(partition._fd)
     partition._fd = -1
 
