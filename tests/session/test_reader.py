@@ -200,7 +200,7 @@ def play(stream: bytes, version: int, cut: Cuts, limits: Limits | None = None) -
     counted = (stats.messages_received - before, publisher.link.messages_in)
     seen = audience.received()
     check_accounts(world.broker)
-    assert world.broker.dispatcher.holdings.size_bytes == 0
+    assert not world.broker.dispatcher.queued_sessions
     return publisher.is_closed, answers, own, counted, seen
 
 
