@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from polybus.broker.ledger import Ledger
+from polybus.broker.ledger import Batch, Ledger
 from polybus.broker.message import Message
 from polybus.store.folder import DataFolder, FileMoved
 from polybus.store.state import STATE_FILE, StateFile
 from polybus.store.writer import StateWriter
-from tests.store.test_trouble import Loop
+from tests.store.test_trouble import FaultyDisk, Loop
 
 FILES = (STATE_FILE, f"{STATE_FILE}-wal", f"{STATE_FILE}-shm", "lock")
 SLOW = 3600.0
@@ -117,3 +117,16 @@ def test_removed_while_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(FileMoved, match=r"state\.sqlite was removed"):
         file.apply(ledger.take())
     file.close()
+
+
+def test_nothing_more_is_written_then(tmp_path: Path) -> None:
+    """Without its lock the folder may be another broker's by now, with the same files."""
+    disk = FaultyDisk()
+    with DataFolder(tmp_path) as folder:
+        file = StateFile(tmp_path / STATE_FILE, before_commit=disk, beside=[folder.lock_place()], look_s=0.0)
+        (tmp_path / "lock").unlink()
+        for _ in range(3):
+            with pytest.raises(FileMoved, match="lock was removed"):
+                file.apply(Batch(alive_at=1.0))
+        file.close()
+    assert disk.attempts == 1
