@@ -129,12 +129,15 @@ def mosquitto_command(port: int, folder: Path) -> list[str]:
     return [mosquitto(), "-c", str(config)]
 
 
+def polybus_program() -> list[str]:
+    script = Path(sys.executable).with_name("polybus")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
+
+
 def polybus_serve(data: Path | None = None) -> list[str]:
     """With its state in the folder `data`, or in memory."""
-    script = Path(sys.executable).with_name("polybus")
-    program = [str(script)] if script.exists() else [sys.executable, "-m", "polybus"]
     keeping = ["--memory"] if data is None else ["--data-dir", str(data)]
-    return [*program, "serve", *keeping, "--log-level", "warn"]
+    return [*polybus_program(), "serve", *keeping, "--log-level", "warn"]
 
 
 def polybus_command(port: int, folder: Path) -> list[str]:

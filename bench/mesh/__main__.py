@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import loadgen
-from bench.brokers import BrokerError, polybus_serve, revision
+from bench.brokers import START_TIMEOUT_S, BrokerError, polybus_program, polybus_serve, revision
 from bench.loadgen import Sample
 
 STOP_S = 10
@@ -61,7 +61,19 @@ def running(neighbor: Node | None = None) -> Iterator[Node]:
         yield Node(ports[0] or 0, ports[1] or 0, process)
     finally:
         process.terminate()
-        process.wait(STOP_S)
+        process.communicate(timeout=STOP_S)
+
+
+def wait_until_linked(node: Node) -> None:
+    url = f"mqtt://127.0.0.1:{node.mqtt}"
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        asked = subprocess.run(
+            [*polybus_program(), "ctl", "neighbors", "--url", url], capture_output=True, text=True, check=False
+        )
+        if ", linked:" in asked.stdout:
+            return
+    raise BrokerError("the brokers did not find each other")
 
 
 def measure(row: Row, here: Node, there: Node, seconds: float) -> Sample:
@@ -93,7 +105,7 @@ def main(
     for heading in ("", "one broker", "two brokers", "ratio", "CPU one", "CPU two", "missing"):
         table.add_column(heading, justify="left" if not heading else "right")
     with running() as here, running(here) as there, Console().status("measuring"):
-        time.sleep(1)  # until they are linked
+        wait_until_linked(here)
         for row in ROWS:
             alone: list[Sample] = []
             across: list[Sample] = []

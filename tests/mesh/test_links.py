@@ -205,6 +205,34 @@ def test_new_access_rules_do_not_take_interest_from_neighbours() -> None:
     assert subscriber.payloads() == [b"x"]
 
 
+def test_two_that_do_not_read_each_other_for_a_while_do_not_wait_for_ever() -> None:
+    from polybus.broker.limits import Limits
+
+    net = Network("a", "b", limits=Limits(outbox_bytes_per_connection=2000)).mesh()
+    for node in net.nodes.values():
+        node.join(f"s-{node.own_id}").subscribe("#")
+    net.settle()
+    link = net.wire("a", "b")
+    for end in (link.calling, link.called):
+        end.on_blocked()
+    for node in net.nodes.values():
+        publisher = node.join("p")
+        for n in range(100):
+            publisher.publish("t", b"%d" % n)
+            publisher.request(f"nobody/{n}", timeout_s=60)
+    link.calling.receive(wire("c0 00") * 2000, net.b.now)
+    link.called.receive(wire("c0 00") * 2000, net.a.now)
+    for node in net.nodes.values():
+        node.go()  # until each has had its turns
+    assert link.calling.is_reading
+    assert link.called.is_reading
+    for end, node in ((link.calling, net.b), (link.called, net.a)):
+        end.on_unblocked(node.now)
+    net.settle()
+    assert net.a.neighbors() == [net.b.own_id]
+    net.check()
+
+
 def test_silence_is_noticed() -> None:
     net = Network("a", "b").mesh()
     wire_ = net.wire("a", "b")

@@ -110,6 +110,23 @@ def test_what_was_wanted_before_a_link_broke_and_is_no_more_is_forgotten() -> No
     net.check()
 
 
+def test_what_is_ready_together_crosses_as_one_bulk() -> None:
+    net = two()
+    subscriber = net.b.join("s")
+    subscriber.subscribe("t")
+    net.settle()
+    publisher = net.a.join("p")
+    with net.a.together():
+        for n in range(3):
+            publisher.publish("t", b"%d" % n)
+    wire = net.wire("a", "b")
+    sent = wire.ports[wire.nodes.index(net.a)].sent
+    assert sent[0] == 0x60
+    assert sent[1] == len(sent) - 2, "one BULK and nothing else"
+    net.settle()
+    assert subscriber.payloads() == [b"0", b"1", b"2"]
+
+
 def test_nothing_goes_around_in_circles() -> None:
     net = three()
     peers = [node.connect(f"s{n}") for n, node in enumerate(net.nodes.values())]

@@ -337,7 +337,7 @@ class Dispatcher(Flow):
         if self.over_budget or link.backlog_bytes + size > limit:
             if not link.messages_dropped:
                 client_id = link.session.client_id if link.session else "?"
-                fields = {"client_id": client_id}
+                fields = {"client_id": client_id.removeprefix(NEIGHBOR_MARK)}
                 log.warning("client reads too slowly, QoS 0 is dropped", extra={"fields": fields})
             link.messages_dropped += count
             self.stats.dropped_slow += count

@@ -292,6 +292,7 @@ def summary(config: Config) -> list[str]:
         f"access rules: {len(config.acl) or 'none, everything is allowed'}",
         *([f"services with rules of their own: {len(config.services)}"] if config.services else []),
         f"durable state: {f'in {server.data_dir}, sync {config.store.sync}' if server.data_dir else 'none'}",
+        *([f"calls other brokers: {', '.join(config.mesh.neighbors)}"] if config.mesh.neighbors else []),
         *(f"stream {rule.name}: {', '.join(rule.filters)}" for rule in config.streams),
         *([f"HTTP at http://{config.http.host}:{config.http.port}"] if config.serves_http else []),
         f"log: {server.log_level} as {server.log_format} to {server.log_file or 'standard error'}",

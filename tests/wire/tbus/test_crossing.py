@@ -16,6 +16,7 @@ from polybus.wire.tbus.crossing import (
     Verdict,
     decode_between,
     encode_between,
+    encode_interest,
     encode_msgack,
     encode_tracked,
     packet_id_at,
@@ -101,6 +102,15 @@ def test_the_short_way_is_the_long_way(
     packet = Crossing(topic, payload, is_priority=priority, packet_id=packet_id, qos=qos, stamp=stamp)
     assert frame == encode_between(packet)
     assert decode_between(*parts(frame)) == packet
+
+
+@given(topic_filter=names, packet_id=ids, concurrency=u16, qos=u8)
+@examples(100)
+def test_the_short_way_of_interest_is_the_long_way(
+    topic_filter: str, packet_id: int, concurrency: int, qos: int
+) -> None:
+    written = encode_interest(packet_id, topic_filter, concurrency, qos)
+    assert written == encode_between(Interest(packet_id, topic_filter, concurrency, qos=qos))
 
 
 @given(topic=names, message_id=ids)

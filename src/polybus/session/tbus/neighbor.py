@@ -42,6 +42,7 @@ from polybus.wire.tbus.crossing import (
     Verdict,
     decode_between,
     encode_between,
+    encode_interest,
     encode_msgack,
 )
 from polybus.wire.tbus.packets import (
@@ -67,6 +68,7 @@ PING: Final = encode(PingReq())
 PONG: Final = encode(PingResp())
 PONG_S: Final = 5.0
 """How long a PINGRESP may take."""
+OVERSLEPT_S: Final = 1.0
 ANY_ID: Final = 1
 """Brokers acknowledge no subscriptions to each other, so that their packet ids mean nothing."""
 MAX_TIMEOUT_S: Final = 0xFFFF_FFFF
@@ -74,7 +76,7 @@ RULE: Final = "TB-15"
 
 
 class NeighborLink(TbusLink):
-    __slots__ = ("_awaits_pong", "_mesh", "_ping_timer", "neighbor")
+    __slots__ = ("_awaits_pong", "_mesh", "_ping_timer", "_pong_due", "neighbor")
 
     calls: ClassVar[bool]
 
@@ -87,6 +89,7 @@ class NeighborLink(TbusLink):
         """The id of the broker at the other end."""
         self._awaits_pong = False
         self._ping_timer = 0
+        self._pong_due = 0.0
 
     def decode(self, first_byte: int, body: bytes) -> Packet:
         return decode_between(first_byte, body)
@@ -152,10 +155,10 @@ class NeighborLink(TbusLink):
     def announce(self, news: News) -> None:
         for topic_filter, want in news:
             if want is None:
-                packet: Packet = Unsubscribe(ANY_ID, topic_filter)
+                frame = encode(Unsubscribe(ANY_ID, topic_filter))
             else:
-                packet = Interest(ANY_ID, topic_filter, want.concurrency, qos=want.qos)
-            self.broker.reply(self, encode_between(packet))
+                frame = encode_interest(ANY_ID, topic_filter, want.concurrency, want.qos)
+            self.broker.reply(self, frame)
 
     def announced_all(self) -> None:
         self.broker.reply(self, encode(Unsubscribe(ANY_ID, "")))
@@ -382,6 +385,10 @@ class NeighborLink(TbusLink):
             case _:
                 assert_never(packet.state)
 
+    def check_backlog(self) -> None:
+        """A neighbour is read whatever it has not read yet: if both waited for the other, both would for ever.
+        What it can make us say is bounded by its window, its requests in hand and our filters."""
+
     # -- silence, and the end -----------------------------------------------------------------------------
 
     def probe(self) -> None:
@@ -389,13 +396,19 @@ class NeighborLink(TbusLink):
             self._awaits_pong = True
             self.broker.reply(self, PING)
             self.broker.timers.cancel(self._ping_timer)
-            self._ping_timer = self.broker.timers.schedule(self.broker.now + PONG_S, Ping(self))
+            self._pong_due = self.broker.now + PONG_S
+            self._ping_timer = self.broker.timers.schedule(self._pong_due, Ping(self))
             self.broker.stir()
 
     def on_ping(self, now: float) -> None:
         """Time to ask whether the other end is there, or to have heard so."""
         self._ping_timer = 0
         if self.state != State.CONNECTED:
+            return
+        if self._awaits_pong and now > self._pong_due + OVERSLEPT_S:
+            # It was us who did not look: the answer may be there already.
+            self._pong_due = now + PONG_S
+            self._ping_timer = self.broker.timers.schedule(self._pong_due, Ping(self))
             return
         if self._awaits_pong and self.last_seen + PONG_S <= now:
             self.fail(wrong("no PINGRESP in time", "TB-06"))

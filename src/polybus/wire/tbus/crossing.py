@@ -120,6 +120,8 @@ _TRACKED_SIZE: Final = 14
 """Of the properties PacketId, QoS and Stamp, in this order."""
 _MESSAGE: Final = MessageType.PUBLISH << 4
 _MSGACK: Final = MessageType.MSGACK << 4
+_SUBSCRIBE: Final = MessageType.SUBSCRIBE << 4
+_CONCURRENCY: Final = 0x44
 _TOPIC_NAME: Final = 0x42
 _MESSAGE_ID: Final = 0x43
 
@@ -137,6 +139,15 @@ def encode_tracked(topic: str, payload: bytes, priority: bool, qos: int, stamp: 
     first_byte = _MESSAGE | PRIORITY if priority else _MESSAGE
     head = b"%c%b%b%b%c%c" % (first_byte, remaining, size, name, _TRACKED_SIZE, PACKET_ID)
     return head, b"%c%c%c%b%b" % (QOS, qos, STAMP, stamp.to_bytes(8), payload)
+
+
+def encode_interest(packet_id: int, topic_filter: str, concurrency: int, qos: int) -> bytes:
+    """A SUBSCRIBE between brokers: at the beginning of a link there may be very many."""
+    name = topic_filter.encode()
+    size = encode_varint(len(name))
+    remaining = encode_varint(len(size) + len(name) + 8)
+    properties = b"\x05%c%b%c%c" % (_CONCURRENCY, concurrency.to_bytes(2), QOS, qos)
+    return b"%c%b%b%b%b%b" % (_SUBSCRIBE, remaining, packet_id.to_bytes(2), size, name, properties)
 
 
 def encode_msgack(message_id: int, topic: str) -> bytes:
