@@ -37,7 +37,9 @@ def side_by_side(works: Mapping[str, Callable[[], object]], runs: int) -> dict[s
 
 def shares_of(ceiling: Taken, taken: Taken) -> list[str]:
     """How much of the ceiling's speed that is, by each clock."""
-    return [f"{ceiling.wall_s / taken.wall_s:.0%}", f"{ceiling.cpu_s / taken.cpu_s:.0%}"]
+    is_known = math.isfinite(ceiling.cpu_s) and math.isfinite(taken.cpu_s)
+    by_cpu = f"{ceiling.cpu_s / taken.cpu_s:.0%}" if is_known else "?"
+    return [f"{ceiling.wall_s / taken.wall_s:.0%}", by_cpu]
 
 
 def cpu_used(before: dict[int, float], after: dict[int, float]) -> float:

@@ -38,13 +38,13 @@ def test_the_same_job_runs_on_a_cluster(spark, tmp_path):
         with (tmp_path / "said").open("wb") as said:
             running = subprocess.Popen(command, stdout=said, stderr=said, cwd=tmp_path)
         try:
-            victim = kill_an_executor(running, work, tmp_path / "lake")
+            victim = kill_an_executor(running, work, tmp_path)
             running.wait(TIMEOUT_S)
         finally:
             if running.poll() is None:
                 running.terminate()  # it ends its cluster
                 running.wait(60)
-    output = (tmp_path / "said").read_text()
+    output = told(tmp_path)
     assert running.returncode == 0, output
     check_books(Lake(spark, settings.folder), feed)
     assert f"{len(feed.sent):,} messages = " in output
@@ -62,12 +62,17 @@ def executors(work: Path, worker: int) -> list[Path]:
     return list(work.glob(f"work-{worker}/app-*/*/stderr"))
 
 
-def kill_an_executor(running: "subprocess.Popen[bytes]", work: Path, lake: Path) -> int:
+def told(folder: Path) -> str:
+    log = folder / "lake/spark.log"
+    return (folder / "said").read_text() + (log.read_text(errors="replace")[-5000:] if log.exists() else "")
+
+
+def kill_an_executor(running: "subprocess.Popen[bytes]", work: Path, folder: Path) -> int:
     """While the second batch is written. Returns the worker whose executor it was."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not list(lake.glob("*/*/.writing-1")):
-        assert running.poll() is None, "the run ended by itself"
-        assert time.monotonic() < deadline, "no batch"
+    while not list(folder.glob("lake/*/*/.writing-1")):
+        assert running.poll() is None, f"the run ended by itself: {told(folder)}"
+        assert time.monotonic() < deadline, f"no batch: {told(folder)}"
         time.sleep(0.005)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # one that just ended

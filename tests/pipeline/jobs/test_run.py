@@ -145,7 +145,7 @@ def remove_last(log: Path) -> None:
 
 def test_a_checkpoint_that_is_older_than_the_tables_is_told_and_its_loss_costs_nothing(spark, tmp_path):
     """The number of a batch that was done comes again, with other rows."""
-    feed = Feed(tmp_path, parts=3)
+    feed = Feed(tmp_path, parts=3, plan=msgspec.structs.replace(PLAN, duration_s=600.0))
     feed.write(2)
     run_once(spark, feed.settings())
     for log in ("offsets", "commits", "sources/0"):
