@@ -19,6 +19,10 @@ SMALL_READ_BYTES: Final = 32 * 1024
 """Up to this much is rather copied than handled apart from what came before."""
 WORK_A_TURN: Final = 4096
 """What a connection may do before others get their turn, in units of about a microsecond or two."""
+GROUP_WORK: Final = 1
+"""Of a run: for each group of packets that are alike, however many these are."""
+MAX_GROUPS: Final = 4096
+"""In a run, so that it is no longer than a turn."""
 
 
 class State(IntEnum):
@@ -60,6 +64,7 @@ class Intake(Link):
         "_tokens",
         "_tokens_at",
         "broker",
+        "groups",
         "is_reading",
         "last_seen",
         "state",
@@ -75,6 +80,8 @@ class Intake(Link):
         self.state = State.NEW
         self.last_seen = now
         self.is_reading = True
+        self.groups = 0
+        """Of the last run: how many times it went from packets that are alike to others."""
         self._pauses = Pause(0)
         self._parts: bytearray | None = None
         self._parts_needed = 0

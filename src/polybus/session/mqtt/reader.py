@@ -20,7 +20,7 @@ from polybus.broker.sessions import Session
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
-from polybus.session.intake import WORK_A_TURN, Refusal, State
+from polybus.session.intake import GROUP_WORK, MAX_GROUPS, WORK_A_TURN, Refusal, State
 from polybus.session.mqtt import requests
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.stream import StreamLink
@@ -49,7 +49,6 @@ UNSUBSCRIBE: Final = 0xA2
 FILTER_PACKETS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})
 MAX_FILTERS_BYTES: Final = 128 * 1024
 """Of a SUBSCRIBE or UNSUBSCRIBE: every filter in it costs many times what its bytes do."""
-RUN_WORK: Final = 2
 PACKET_WORK: Final = 16
 
 REFUSAL_CODES: Final = {
@@ -111,7 +110,7 @@ class MqttReader(StreamLink):
                     taken = self._publish_run(data, pos, start, stop, end)
                     if taken > 0:
                         pos = taken
-                        turn -= RUN_WORK
+                        turn -= GROUP_WORK * self.groups
                         if turn <= 0:
                             self.wait_turn()
                         continue
@@ -205,7 +204,7 @@ class MqttReader(StreamLink):
             counts.append((route, found))
             # What comes next: as the main loop does, but only for more of the same.
             pos = stop
-            if stop + 4 > end or data[stop] != first_byte:
+            if stop + 4 > end or data[stop] != first_byte or len(counts) == MAX_GROUPS:
                 break
             length = data[stop + 1]
             start = stop + 2
@@ -239,6 +238,7 @@ class MqttReader(StreamLink):
         for route, found in counts:
             route.messages += found
         self.messages_in += count
+        self.groups = len(counts)
         return pos
 
     def _take(self, qos: int, wire: bytes, ids_at: Sequence[int]) -> bytes | None:

@@ -16,7 +16,7 @@ from polybus.broker.message import Run
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
-from polybus.session.intake import WORK_A_TURN, Refusal, State, whole_size
+from polybus.session.intake import GROUP_WORK, MAX_GROUPS, WORK_A_TURN, Refusal, State, whole_size
 from polybus.session.stream import StreamLink
 from polybus.session.tbus.encoding import TBUS
 from polybus.wire.tbus.codec import decode, next_frame
@@ -25,7 +25,6 @@ from polybus.wire.tbus.packets import ConnectReason, DisconnectReason, MessageTy
 PLAIN_MESSAGE: Final = MessageType.PUBLISH << 4
 BULK: Final = MessageType.BULK << 4
 NOT_IN_A_BULK: Final = frozenset({MessageType.BULK, MessageType.CONNECT})
-RUN_WORK: Final = 2
 MESSAGE_WORK: Final = 16
 
 REFUSAL_CODES: Final = {
@@ -99,7 +98,7 @@ class TbusReader(StreamLink):
                 taken = self._publish_run(data, pos, start, stop, limit)
                 if taken:
                     pos = taken
-                    turn -= RUN_WORK
+                    turn -= GROUP_WORK * self.groups
                     if turn <= 0:
                         self.wait_turn()
                     continue
@@ -160,7 +159,7 @@ class TbusReader(StreamLink):
             count += found
             counts.append((route, found))
             pos = stop
-            if stop + 4 > end or data[stop] != PLAIN_MESSAGE:
+            if stop + 4 > end or data[stop] != PLAIN_MESSAGE or len(counts) == MAX_GROUPS:
                 break
             length = data[stop + 1]
             start = stop + 2
@@ -180,6 +179,7 @@ class TbusReader(StreamLink):
         for route, found in counts:
             route.messages += found
         self.messages_in += count
+        self.groups = len(counts)
         return pos
 
     def _new_route(self, name: bytes) -> Route | None:
