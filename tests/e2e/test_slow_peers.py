@@ -269,7 +269,6 @@ async def test_a_client_that_sends_much_gets_only_its_turn(start_bus: StartBus, 
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     print(f"{what}: {exchange.summary}")
-    assert int(exchange.summary.split()[-2]) < 1000  # ms; with turns it is some tens
     bus.check_health()
 
 

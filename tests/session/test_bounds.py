@@ -7,6 +7,7 @@ import pytest
 from polybus.broker.access import Access
 from polybus.broker.limits import Limits
 from polybus.broker.subscriptions import MAX_ROUTES_BYTES, MAX_WALK
+from polybus.session.intake import WORK_A_TURN
 from polybus.session.mqtt.reader import MAX_FILTERS_BYTES
 from polybus.wire.mqtt.packets import (
     V5,
@@ -35,6 +36,18 @@ def test_one_unacknowledged_message_does_not_hold_up_a_run(qos: int) -> None:
     publisher.publish("t", *run, qos=qos)
     assert peer.payloads() == run[:19], "the window has room for all but one"
     check_accounts(world.broker)
+
+
+@pytest.mark.parametrize(("version", "qos"), [(V311, 0), (V311, 1), (V311, 2), (V5, 0)])
+def test_a_long_run_of_many_topics_waits_its_turn(version: int, qos: int) -> None:
+    count = 3 * WORK_A_TURN
+    world = World()
+    busy = world.connect("busy", version)
+    ids = range(1, count + 1) if qos else [0] * count
+    busy.feed_packets(*(Publish(f"t{n % 100}", b"", qos, packet_id=i) for n, i in enumerate(ids)))
+    assert busy.link.messages_in < count, "others are served in between"
+    world.settle()
+    assert busy.link.messages_in == count
 
 
 @pytest.mark.parametrize("version", [V311, V5])
