@@ -486,6 +486,22 @@ def test_what_was_deleted_while_a_link_was_broken_stays_deleted() -> None:
     assert [retained(net, name) for name in net.nodes] == [None, None]
 
 
+def test_a_newcomers_clients_hear_nothing_of_what_was_deleted_before() -> None:
+    net = Network("a", "b", "c")
+    net.call("a", "b")
+    net.settle()
+    publisher = net.a.connect("p")
+    for value in (b"v", b""):
+        publisher.publish("t", value, retain=True)
+        net.advance(1)
+    curious = net.c.connect("s")
+    curious.subscribe("#")
+    net.call("c", "a")
+    net.settle()
+    assert curious.take(Publish) == []
+    assert not net.c.broker.retained.is_news(Message("t", b"v", retain=True, stamp=1)), "but it is known"
+
+
 def test_both_publish_at_once_and_choose_alike() -> None:
     net = two()
     net.a.connect("p").publish("t", b"a", retain=True)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from polybus.broker.services import ServiceRule
 from polybus.wire.mqtt.packets import V5, Properties, Publish
 from polybus.wire.tbus.crossing import BrokerReqAck
 from polybus.wire.tbus.packets import Publish as TbusPublish
@@ -110,6 +111,31 @@ def test_if_all_are_busy_it_waits_and_the_first_that_is_free_gets_it() -> None:
     net.settle()
     assert services["c"].asked() == [b"?"]
     net.check()
+
+
+def test_one_that_found_no_service_asks_again_when_another_has_come_at_once() -> None:
+    """Within one tick a service goes, a request comes and is refused, and another service comes: what clients
+    there want is the same as before, but who was refused has to be told."""
+    net, asker = two()
+    first = served(net, "b")
+    with net.b.together():
+        first.unsubscribe("t")
+        asker.request("t", b"?", timeout_s=60)
+        net.wire("a", "b").flow()
+        second = net.b.service("s2", "t", at_once=1)
+    net.settle()
+    assert second.asked() == [b"?"]
+
+
+def test_how_many_a_service_takes_by_the_rule_counts_elsewhere_too() -> None:
+    net = Network("a", "b", default_service=ServiceRule(concurrency=3)).mesh()
+    asker = net.a.join("asker")
+    service = net.b.service("s", "t")
+    net.settle()
+    for number in range(5):
+        asker.request("t", b"%d" % number)
+    net.settle()
+    assert service.asked() == [b"0", b"1", b"2"]
 
 
 def test_what_waits_its_turn_elsewhere_goes_to_a_local_service_that_comes() -> None:

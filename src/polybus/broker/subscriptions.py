@@ -197,7 +197,7 @@ class Subscriptions:
             topic = route.topic
             found = [i for s in self._filters.match_name(topic) if s.instances for i in s.instances]
             found.sort(key=_nearness)
-            desk = route.desk = Desk(self._rule(topic), found, self._choose)
+            desk = route.desk = Desk(self.rule(topic), found, self._choose)
         return desk
 
     def is_served(self, path: str) -> bool:
@@ -225,7 +225,7 @@ class Subscriptions:
         """By filter. Nothing may be subscribed meanwhile."""
         return self._filters.items()
 
-    def _rule(self, topic: str) -> ServiceRule:
+    def rule(self, topic: str) -> ServiceRule:
         return next((r for r in self._service_rules if matches(r.filter, topic)), self._default_service)
 
     def set_rules(self, service_rules: Sequence[ServiceRule], default_service: ServiceRule) -> None:

@@ -290,6 +290,10 @@ class Mesh(Neighborhood):
             self._awaiting.setdefault(path, {})[session] = None
             self._broker.requests.awaited.add(path)
 
+    def doubt_services(self, topic: str) -> None:
+        """A neighbour found nobody at all."""
+        self.interest.doubt(topic)
+
     def _services_are_free(self, path: str) -> None:
         self._broker.requests.awaited.discard(path)
         again = self.interest.said(path)

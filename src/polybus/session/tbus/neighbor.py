@@ -212,7 +212,10 @@ class NeighborLink(TbusLink):
         self.broker.stats.crossed_in += 1
         if isinstance(packet, Crossing) and packet.retain == REPLAYED:
             self.broker.drain()  # it may have come as a message just before
-            if self.broker.retained.is_news(message):
+            retained = self.broker.retained
+            if not message.payload and retained.get(message.topic) is None:
+                retained.store(message, self.broker.now)  # nobody here knew a value: only note that it is gone
+            elif retained.is_news(message):
                 self.broker.publish(route, message)
             return
         if is_tracked and self.broker.ledger.trouble:
@@ -281,6 +284,8 @@ class NeighborLink(TbusLink):
             is_busy = desk.has_hope(None)
             if is_busy:
                 self._mesh.await_services(session, desk)
+            else:
+                self._mesh.doubt_services(packet.topic)
             self._refuse_request(
                 packet_id, owner, "all services are busy" if is_busy else "no service", is_busy
             )
@@ -290,6 +295,7 @@ class NeighborLink(TbusLink):
         try:
             broker.request(route, message, packet_id, packet.timeout_s or None, may_wait=False, owner=owner)
         except PacketIdInUse:
+            self._mesh.await_services(session, desk)  # it will not ask before it is told
             self._refuse_request(packet_id, owner, "there is another request with this PacketId", False)
             return
         broker.drain()
