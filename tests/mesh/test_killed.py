@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from polybus.broker.taken import MAX_TAKEN, WINDOW
 from polybus.mesh.mesh import Mesh, MeshOptions
+from polybus.wire.mqtt.packets import V5, Properties, Publish
 from tests.mesh.network import Network, Wire
 from tests.session.harness import Peer
 from tests.store.lasting import LastingWorld
@@ -157,3 +159,58 @@ def test_what_is_retained_is_still_the_newest(net: Network) -> None:
     found = net.b.broker.retained.get("t")
     assert found is not None
     assert found.payload == b"new"
+
+
+def receive_until_quiet(net: Network, peer: Peer) -> list[bytes]:
+    got = []
+    while new := received(peer):
+        got += new
+        net.settle()
+    return got
+
+
+@pytest.mark.parametrize("is_priority", [False, True])
+def test_killed_long_after_its_last_commit_it_sends_no_more_again_than_is_remembered(
+    net: Network, is_priority: bool
+) -> None:
+    peer = subscribed(net, 1)
+    net.cut("a", "b")
+    payloads = [b"%d" % n for n in range(3 * MAX_TAKEN)]
+    net.a.connect("p").publish("t", *payloads, qos=1)
+    lasting(net, "a").flush()
+    lasting(net, "a").disk.is_slow = True
+    meet_again(net)
+    got = receive_until_quiet(net, peer)
+    assert 0 < len(got) <= WINDOW, "the rest waits for the commit"
+    kill(net, "a")
+    net.advance(1)
+    net.a.mesh.members.members[net.b.own_id].due_at = net.a.now
+    if is_priority:  # others that come first do not push out what is remembered of these
+        urgent = net.a.connect("u", V5)
+        said = Properties(user_properties=(("polybus-message", "priority"),))
+        for _ in range(2 * MAX_TAKEN):
+            urgent.publish("t", b"urgent", qos=1, properties=said)
+    net.join_all()
+    for _ in range(20):
+        got += receive_until_quiet(net, peer)
+        lasting(net, "a").flush()
+        net.settle()
+    assert [p for p in got if p != b"urgent"] == payloads
+    assert got.count(b"urgent") == (2 * MAX_TAKEN if is_priority else 0)
+    assert not any(session.load() or session.outstanding for session in net.a.mesh.sessions)
+
+
+def test_killed_before_it_knows_that_it_took_it_the_publisher_sends_it_again(net: Network) -> None:
+    peer = subscribed(net, 2)
+    publisher = net.a.connect("p", keeps=True, clean_start=False)
+    lasting(net, "a").flush()
+    lasting(net, "a").disk.is_slow = True
+    publisher.send(Publish("t", b"0", 2, packet_id=7))
+    net.settle()
+    kill(net, "a")
+    meet_again(net)
+    again = net.a.connect("p", keeps=True, clean_start=False)
+    again.send(Publish("t", b"0", 2, packet_id=7, dup=True))
+    lasting(net, "a").flush()
+    net.settle()
+    assert received(peer) == [b"0"]

@@ -25,6 +25,7 @@ from polybus.broker.services import Desk
 from polybus.broker.sessions import NEIGHBOR_MARK, Session, Subscription
 from polybus.broker.storage import Kind, Stored
 from polybus.broker.subscriptions import Plan
+from polybus.broker.taken import Taken
 from polybus.broker.topics import SHARE_PREFIX, parse_filter
 from polybus.mesh.interest import Interest, News, Want
 from polybus.mesh.membership import Membership
@@ -32,10 +33,6 @@ from polybus.mesh.offers import Offer, Offers
 
 DESTINATION_MARK: Final = "\x03"
 """Between a broker's id and the requester in a ResponseDestination. No client id has it."""
-WINDOW: Final = 500
-"""Tracked messages that may be unacknowledged towards a neighbour."""
-MAX_TAKEN: Final = WINDOW + 100
-"""Stamps that are remembered of each neighbour, the latest it sent: all that it may send again."""
 RETAINED: Final = "#"
 NEIGHBORS: Final = "$neighbors"
 """A request there is answered with who the neighbours are."""
@@ -198,19 +195,16 @@ class Mesh(Neighborhood):
 
     # -- messages -----------------------------------------------------------------------------------
 
-    def is_new(self, session: Session, stamp: int) -> bool:
+    def is_new(self, session: Session, message: Message) -> bool:
         """Whether a tracked message has not been taken before; from now on it has."""
         broker = self._broker
-        broker.stamps.see(stamp, broker.now + broker.ledger.offset)
+        broker.stamps.see(message.stamp, broker.now + broker.ledger.offset)
         taken = session.taken
         if taken is None:
-            taken = session.taken = {}
-        if stamp in taken:
+            taken = session.taken = Taken()
+        if not taken.add(message.stamp, is_priority=message.priority):
             broker.stats.crossed_twice += 1
             return False
-        taken[stamp] = None
-        if len(taken) > MAX_TAKEN:
-            del taken[next(iter(taken))]
         if session.kept:
             broker.ledger.received_changed(session)
         return True

@@ -17,9 +17,10 @@ from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
 from polybus.broker.request import Request
 from polybus.broker.requests import PacketIdInUse
 from polybus.broker.sessions import NEIGHBOR_MARK, Session
+from polybus.broker.taken import WINDOW
 from polybus.broker.topics import InvalidTopic
 from polybus.mesh.interest import LOCAL, News, Want
-from polybus.mesh.mesh import DESTINATION_MARK, WINDOW, Mesh
+from polybus.mesh.mesh import DESTINATION_MARK, Mesh
 from polybus.session.intake import State
 from polybus.session.stream import MAX_ERROR_CHARACTERS
 from polybus.session.tbus.bulking import MAX_BULK_BYTES, bulker
@@ -217,7 +218,7 @@ class NeighborLink(TbusLink):
             return
         if is_tracked and self.broker.ledger.trouble:
             raise wrong("the store is in trouble: send it again later", RULE)
-        if is_tracked and message.stamp and not self._mesh.is_new(session, message.stamp):
+        if is_tracked and message.stamp and not self._mesh.is_new(session, message):
             self._acknowledge(packet, is_taken=True)
             return
         is_taken = False
