@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from polybus.broker.stamps import MAX_STAMP
 from polybus.broker.taken import MAX_TAKEN, WINDOW
 from polybus.mesh.mesh import Mesh, MeshOptions
-from polybus.wire.mqtt.packets import V5, Properties, Publish
+from polybus.wire.mqtt.packets import V5, Properties, PubAck, Publish
+from polybus.wire.tbus.crossing import Crossing, encode_between
 from tests.mesh.network import Network, Wire
 from tests.session.harness import Peer
 from tests.store.lasting import LastingWorld
@@ -214,3 +216,31 @@ def test_killed_before_it_knows_that_it_took_it_the_publisher_sends_it_again(net
     lasting(net, "a").flush()
     net.settle()
     assert received(peer) == [b"0"]
+
+
+@pytest.mark.parametrize("fields", [{"retain": 1}, {"retain": 2}, {"packet_id": 1, "qos": 1}])
+@pytest.mark.parametrize("stamp", [MAX_STAMP, MAX_STAMP + 1, (1 << 64) - 1])
+def test_no_stamp_of_a_neighbour_keeps_a_broker_from_its_commits(
+    net: Network, stamp: int, fields: dict[str, int]
+) -> None:
+    wire = net.wire("a", "b")
+    side = wire.nodes.index(net.a)
+    crossing = Crossing("h", b"p", stamp=stamp, **fields)  # type: ignore[arg-type]
+    (wire.calling, wire.called)[side].receive(encode_between(crossing), net.a.now)
+    net.settle()
+    assert wire.is_cut is (stamp > MAX_STAMP)
+    publisher = net.a.connect("p", keeps=True, clean_start=False)
+    publisher.publish("h", b"here", retain=True)
+    publisher.publish("h", b"again", qos=1, retain=True)
+    lasting(net, "a").flush()
+    assert publisher.take(PubAck)
+    meet_again(net)
+    kill(net, "a")
+    meet_again(net)
+    for node in (net.a, net.b):
+        found = node.broker.retained.get("h")
+        assert found is not None
+        assert found.stamp <= MAX_STAMP
+    found = net.a.broker.retained.get("h")
+    assert found is not None
+    assert found.payload == b"again" or stamp == MAX_STAMP

@@ -17,6 +17,7 @@ from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
 from polybus.broker.request import Request
 from polybus.broker.requests import PacketIdInUse
 from polybus.broker.sessions import NEIGHBOR_MARK, Session
+from polybus.broker.stamps import MAX_STAMP
 from polybus.broker.taken import WINDOW
 from polybus.broker.topics import InvalidTopic
 from polybus.mesh.interest import LOCAL, News, Want
@@ -208,6 +209,8 @@ class NeighborLink(TbusLink):
             self._on_request(packet, session)
             return
         message = message_of(packet, self.client_id, self.broker.now)
+        if message.stamp > MAX_STAMP:
+            raise wrong(f"Stamp is at most {MAX_STAMP}, not {message.stamp}", RULE)
         shares = packet.shares or () if isinstance(packet, Crossing) else ()
         is_tracked = packet.packet_id is not None and not packet.timeout_s
         self.broker.stats.crossed_in += 1
