@@ -374,6 +374,54 @@ def test_an_offer_whose_link_breaks_is_open_to_others_again() -> None:
     net.check()
 
 
+@pytest.mark.parametrize("limits", [Limits(inflight_per_session=3), Limits(inflight_bytes_per_session=500)])
+def test_what_the_window_has_no_room_for_is_offered_when_it_has(limits: Limits) -> None:
+    net = two(limits=limits)
+    publisher = net.a.join("p")
+    for n in range(10):
+        publisher.publish("t", b"%d" % n, waits_s=60)
+    subscriber = net.b.join("s")
+    subscriber.subscribe("t")
+    net.settle()
+    assert subscriber.payloads() == [b"%d" % n for n in range(10)]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_what_the_window_had_no_room_for_is_still_for_whoever_comes_here() -> None:
+    net = two(limits=Limits(inflight_per_session=3))
+    publisher = net.a.join("p")
+    for n in range(6):
+        publisher.publish("t", b"%d" % n, waits_s=60)
+    there, here = net.b.join("s"), net.a.join("s")
+    there.subscribe("t")
+    net.wire("a", "b").flow()  # a has offered what it can
+    here.subscribe("t")
+    net.settle()
+    assert sorted(there.payloads()) == [b"%d" % n for n in range(6)]
+    assert here.payloads() == [b"3", b"4", b"5"]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_what_waits_is_offered_after_what_is_sent_again() -> None:
+    net = two()
+    subscriber = net.b.connect("s")
+    subscriber.subscribe("t", qos=1)
+    net.settle()
+    net.a.connect("p").publish("t", b"tracked", qos=1)
+    net.cut("a", "b")  # before it has arrived
+    net.a.join("w").publish("u", b"w", waits_s=60)
+    waiter = net.b.join("v")
+    waiter.subscribe("u")
+    net.advance(1)
+    net.join_all()
+    assert [p.payload for p in subscriber.receive_all()] == [b"tracked"]
+    assert waiter.payloads() == [b"w"]
+    net.settle()
+    net.check()
+
+
 def test_what_waits_expires_at_its_own_broker() -> None:
     net = two()
     net.a.join("p").publish("t", b"w", waits_s=5)

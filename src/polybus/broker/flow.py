@@ -321,13 +321,17 @@ class Flow:
 
     # -- messages that wait here, and may be wanted at a neighbour (TB-15) ---------------------------
 
+    def has_room(self, session: Session) -> bool:
+        """It can be offered something now."""
+        link = session.link
+        return link is not None and session.resend is None and self._may_send(session, link)
+
     def offer(self, session: Session, delivery: Delivery) -> int:
-        """Send it to be given to clients there now, or not at all; its packet id, or 0: it cannot be sent now.
+        """Send it to be given to clients there now, or not at all; its packet id, or 0: it is too large.
 
         It is sent once: what becomes of it is with whoever keeps it."""
         link = session.link
-        if link is None or not self._may_send(session, link) or session.resend is not None:
-            return 0
+        assert link is not None
         parts = link.offer_frame(delivery, self.now)
         if parts is None:
             return 0

@@ -137,6 +137,9 @@ class Mesh(Neighborhood):
 
     def housekeep(self, now: float) -> None:
         """Once a second or so."""
+        self._broker.dispatcher.now = now
+        if self.offers.go_on_all():  # there may be room for another reason than an answer
+            self._broker.stir()
         for path in list(self._awaiting):
             self._services_are_free(path)  # whatever else there was no room for
         for peer_id in self.members.forget(now):
@@ -235,6 +238,7 @@ class Mesh(Neighborhood):
             broker.waiting.take(offer.stored)
         elif not offer.open:
             self._offer_again(offer)
+        self.offers.go_on(session)
 
     def _choose_again(self, session: Session, message: Message, shares: tuple[str, ...]) -> None:
         """The member of a shared group there has gone meanwhile."""

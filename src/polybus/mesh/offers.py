@@ -2,7 +2,7 @@
 
 The document's rule is that one subscriber anywhere is enough. While an offer is open the message is nobody
 else's. A neighbour that gave it to someone ends its waiting; one that could not, or is gone, leaves it to
-others.
+others. What a link has no room for is offered when it has: until then it is whose it was.
 """
 
 from polybus.broker.dispatch import Dispatcher
@@ -29,6 +29,8 @@ class Offers:
         self._dispatcher = dispatcher
         self._offers: dict[Stored, Offer] = {}
         self._by_id: dict[Session, dict[int, Offer]] = {}
+        self._later: dict[Session, dict[Stored, tuple[str, ...]]] = {}
+        """What there was no room for, and for whom it is; in its order."""
 
     def is_open(self, stored: Stored) -> bool:
         offer = self._offers.get(stored)
@@ -36,9 +38,38 @@ class Offers:
 
     def make(self, stored: Stored, session: Session, shares: tuple[str, ...]) -> None:
         """Offer it, unless this neighbour has it before it or had nobody for it."""
-        offer = self._offers.get(stored) or Offer(stored)
-        if session in offer.open or session in offer.refused:
+        offer = self._offers.get(stored)
+        if offer is not None and (session in offer.open or session in offer.refused):
             return
+        has_turn = stored.message.priority or session not in self._later
+        if has_turn and self._dispatcher.has_room(session):
+            self._send(stored, session, shares)
+        else:
+            self._later.setdefault(session, {})[stored] = shares
+
+    def go_on(self, session: Session) -> None:
+        """With what there was no room for."""
+        later = self._later.get(session)
+        if later is None:
+            return
+        while later and self._dispatcher.has_room(session):
+            stored = next(iter(later))
+            shares = later.pop(stored)
+            offer = self._offers.get(stored)
+            if offer is None or not (offer.open or session in offer.refused):
+                self._send(stored, session, shares)
+        if not later:
+            del self._later[session]
+
+    def go_on_all(self) -> bool:
+        """True: there was something for which there had been no room."""
+        waiting = list(self._later)
+        for session in waiting:
+            self.go_on(session)
+        return bool(waiting)
+
+    def _send(self, stored: Stored, session: Session, shares: tuple[str, ...]) -> None:
+        offer = self._offers.get(stored) or Offer(stored)
         packet_id = self._dispatcher.offer(session, Delivery(stored.message, 1, False, shares=shares))
         if packet_id:
             self._offers[stored] = offer
@@ -65,6 +96,7 @@ class Offers:
     def lost(self, session: Session) -> list[Offer]:
         """The link is gone, and with it the answers. Returns what is not offered to anyone any more."""
         mine = self._by_id.pop(session, {})
+        self._later.pop(session, None)
         for packet_id, offer in mine.items():
             self._dispatcher.withdraw(session, packet_id)
             offer.open.pop(session, None)
@@ -77,3 +109,7 @@ class Offers:
         offer = self._offers.pop(stored, None)
         if offer is not None:
             offer.open.clear()
+        for session, later in list(self._later.items()):
+            later.pop(stored, None)
+            if not later:
+                del self._later[session]
