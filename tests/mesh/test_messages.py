@@ -476,6 +476,33 @@ def test_if_the_member_there_has_just_gone_another_gets_it() -> None:
     net.check()
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("stays", ["t", "$share/other/t"])
+def test_if_only_others_are_there_the_group_gets_it_elsewhere(stays: str, is_told: bool) -> None:
+    net = two()
+    far, near = net.b.connect("far"), net.a.connect("near")
+    far.subscribe("$share/g/t", stays, qos=1)
+    net.settle()
+    net.b.go()
+    net.a.connect("p").publish("t", b"0", qos=1)  # before there was anyone else
+    near.subscribe("$share/g/t", qos=1)
+    far.unsubscribe("$share/g/t")
+    wire = net.wire("a", "b")
+    if not is_told:  # the link breaks before b can say that nobody was there
+        side = wire.nodes.index(net.a)
+        (wire.called, wire.calling)[side].receive(wire.ports[side].take(), net.b.now)
+        net.b.go()
+        net.cut("a", "b")
+        net.advance(1)
+        net.join_all()
+    net.settle()
+    assert [p.payload for p in near.receive_all()] == [b"0"]
+    assert [p.payload for p in far.receive_all()] == [b"0"]
+    net.settle()
+    net.check()
+    assert not any(session.load() for session in net.a.mesh.sessions)
+
+
 # -- retained -----------------------------------------------------------------------------------------
 
 

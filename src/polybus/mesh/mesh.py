@@ -212,20 +212,35 @@ class Mesh(Neighborhood):
             broker.ledger.received_changed(session)
         return True
 
-    def deliver_shares(self, message: Message, shares: tuple[str, ...]) -> bool:
-        """Give a neighbour's message to the shared groups it was chosen for; False: none has a member here."""
+    def missed_before(self, session: Session, message: Message) -> tuple[str, ...]:
+        """Of one that is not new: the shares that nobody here took."""
+        assert session.taken is not None
+        return session.taken.missed(message.stamp, is_priority=message.priority)
+
+    def missed(self, session: Session, message: Message, shares: tuple[str, ...], *, is_taken: bool) -> None:
+        """Nobody here took these shares of a new message, or (`is_taken`) anything of it."""
+        assert session.taken is not None
+        if is_taken:
+            session.taken.miss(message.stamp, shares, is_priority=message.priority)
+        else:
+            session.taken.forget(message.stamp, is_priority=message.priority)
+
+    def deliver_shares(self, message: Message, shares: tuple[str, ...]) -> tuple[str, ...]:
+        """Give a neighbour's message to the shared groups it was chosen for; those that have no member here."""
         broker = self._broker
-        is_taken = False
+        missed: list[str] = []
         for name in shares:
             if name.startswith(SHARE_PREFIX):
                 named = parse_filter(name, broker.limits.topic_levels, broker.limits.topic_bytes)
                 group = broker.subscriptions.group(named.group or "", named.path)
-                if group is not None and broker.dispatcher.deliver_shared(group, message, only_local=True):
-                    is_taken = True
-        return is_taken
+                if group is None or not broker.dispatcher.deliver_shared(group, message, only_local=True):
+                    missed.append(name)
+        return tuple(missed)
 
-    def acknowledged(self, session: Session, packet_id: int, *, is_delivered: bool) -> None:
-        """MSGACK."""
+    def acknowledged(
+        self, session: Session, packet_id: int, *, is_delivered: bool, missed: tuple[str, ...] = ()
+    ) -> None:
+        """MSGACK. `missed`: the shares that had no member there; none: all of them."""
         broker = self._broker
         broker.dispatcher.now = broker.now
         sent = session.inflight.get(packet_id)
@@ -233,7 +248,9 @@ class Mesh(Neighborhood):
         offer = self.offers.answered(session, packet_id, is_delivered=is_delivered)
         if offer is None:
             if sent is not None and not is_delivered:
-                self._choose_again(session, sent.one(packet_id).message, sent.one(packet_id).shares)
+                delivery = sent.one(packet_id)
+                shares = tuple(s for s in delivery.shares if not missed or s in missed)
+                self._choose_again(session, delivery.message, shares)
         elif is_delivered:
             broker.waiting.take(offer.stored)
         elif not offer.open:

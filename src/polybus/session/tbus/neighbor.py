@@ -124,8 +124,7 @@ class NeighborLink(TbusLink):
             case Publish():
                 self._on_publish(packet, session)
             case MsgAck():
-                is_delivered = not (isinstance(packet, Verdict) and packet.is_undelivered)
-                self._mesh.acknowledged(session, packet.message_id, is_delivered=is_delivered)
+                self._on_msgack(packet, session)
             case ReqAck():
                 self._on_reqack(packet, session)
             case Subscribe():
@@ -221,10 +220,11 @@ class NeighborLink(TbusLink):
             return
         if is_tracked and self.broker.ledger.trouble:
             raise wrong("the store is in trouble: send it again later", RULE)
-        if is_tracked and message.stamp and not self._mesh.is_new(session, message):
-            self._acknowledge(packet, is_taken=True)
+        is_known = bool(is_tracked and message.stamp)
+        if is_known and not self._mesh.is_new(session, message):
+            self._acknowledge(packet, is_taken=True, missed=self._mesh.missed_before(session, message))
             return
-        is_taken = False
+        is_taken, missed = False, ()
         if packet.packet_id is not None and packet.timeout_s:
             self.broker.drain()
             plan = self.broker.subscriptions.plan(route)
@@ -236,24 +236,34 @@ class NeighborLink(TbusLink):
             is_taken = True
         if shares:
             self.broker.dispatcher.now = self.broker.now
-            is_taken |= self._deliver_shares(message, shares)
+            missed = self._deliver_shares(message, shares)
+            is_taken |= len(missed) < len(shares) - ("" in shares)
+        if missed and is_known:
+            self._mesh.missed(session, message, missed, is_taken=is_taken)
         if packet.packet_id is not None:
-            self._acknowledge(packet, is_taken=is_taken)
+            self._acknowledge(packet, is_taken=is_taken, missed=missed)
 
-    def _deliver_shares(self, message: Message, shares: tuple[str, ...]) -> bool:
+    def _deliver_shares(self, message: Message, shares: tuple[str, ...]) -> tuple[str, ...]:
         try:
             return self._mesh.deliver_shares(message, shares)
         except InvalidTopic as error:
             raise wrong(f"Shares: {error}", RULE) from error
 
-    def _acknowledge(self, packet: Publish, *, is_taken: bool) -> None:
+    def _on_msgack(self, packet: MsgAck, session: Session) -> None:
+        verdict = packet if isinstance(packet, Verdict) else None
+        is_delivered = verdict is None or not verdict.is_undelivered
+        missed = verdict.shares or () if verdict is not None else ()
+        self._mesh.acknowledged(session, packet.message_id, is_delivered=is_delivered, missed=missed)
+
+    def _acknowledge(self, packet: Publish, *, is_taken: bool, missed: tuple[str, ...] = ()) -> None:
         """A promise, of what is tracked: that leaves when it is safe."""
         assert packet.packet_id is not None
         assert packet.topic is not None
-        if is_taken:
+        if is_taken and (packet.timeout_s or not missed):  # of an offer, someone is enough
             frame = encode_msgack(packet.packet_id, packet.topic)
         else:
-            frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1))
+            shares = missed if is_taken else None
+            frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1, shares=shares))
         if packet.timeout_s:
             self.reply(frame)
         else:
