@@ -244,3 +244,19 @@ def test_no_stamp_of_a_neighbour_keeps_a_broker_from_its_commits(
     found = net.a.broker.retained.get("h")
     assert found is not None
     assert found.payload == b"again" or stamp == MAX_STAMP
+
+
+def test_what_waits_is_kept_until_it_is_safe_with_who_took_it(net: Network) -> None:
+    subscribed(net, 1).drop()
+    back(net)
+    net.settle()
+    lasting(net, "b").flush()
+    lasting(net, "b").disk.is_slow = True
+    waits = Properties(user_properties=(("polybus-message", "waiting"),), message_expiry_s=60)
+    net.a.connect("w", V5).publish("t", b"w", qos=1, properties=waits)
+    net.settle()
+    kill(net, "b")
+    lasting(net, "a").flush()
+    peer = back(net)
+    meet_again(net)
+    assert received(peer) == [b"w"]

@@ -6,6 +6,7 @@ import pytest
 
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
+from polybus.mesh.offers import MAX_OPEN
 from polybus.wire.mqtt.packets import V5, Properties, Publish
 from polybus.wire.tbus.crossing import Crossing
 from polybus.wire.tbus.packets import MsgAck, Subscribe, Unsubscribe
@@ -420,6 +421,76 @@ def test_what_waits_is_offered_after_what_is_sent_again() -> None:
     assert waiter.payloads() == [b"w"]
     net.settle()
     net.check()
+
+
+@pytest.mark.parametrize("topic_filter", ["t", "$share/g/t"])
+def test_what_waits_is_not_given_to_a_client_that_would_lose_it(topic_filter: str) -> None:
+    net = two()
+    subscriber = net.b.connect("s")
+    subscriber.subscribe(topic_filter)
+    net.settle()
+    subscriber.block()
+    publisher = net.a.join("p")
+    publisher.publish("t", b"0", waits_s=60)
+    publisher.publish("t", b"1", waits_s=60)
+    net.settle()
+    assert net.a.broker.storage.count == 2, "it waits where it was"
+    subscriber.unblock()
+    net.settle()
+    assert subscriber.payloads() == [b"0", b"1"]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_few_cross_in_vain_while_a_client_is_slow() -> None:
+    net = two()
+    subscriber = net.b.connect("s")
+    subscriber.subscribe("t")
+    net.settle()
+    subscriber.block()
+    publisher = net.a.join("p")
+    for n in range(3 * MAX_OPEN):
+        publisher.publish("t", b"%d" % n, waits_s=60)
+    net.settle()
+    assert 0 < len(crossed(net.wire("a", "b"))) <= MAX_OPEN
+    subscriber.unblock()
+    net.settle()
+    assert subscriber.payloads() == [b"%d" % n for n in range(3 * MAX_OPEN)]
+    assert net.a.broker.storage.count == 0
+
+
+@pytest.mark.parametrize("topic_filter", ["t", "$share/g/t"])
+@pytest.mark.parametrize("who", ["the same", "another"])
+def test_what_waits_is_for_a_session_that_comes_back_elsewhere(topic_filter: str, who: str) -> None:
+    net = two()
+    keeps = {"keeps": True, "clean_start": False}
+    away = net.b.connect("s", **keeps)
+    away.subscribe(topic_filter, qos=1)
+    net.settle()
+    away.drop()
+    net.a.join("p").publish("t", b"w", waits_s=60)
+    net.settle()
+    assert net.a.broker.storage.count == 1
+    back = net.b.connect("s" if who == "the same" else "other", **keeps)
+    if who == "another":
+        back.subscribe(topic_filter, qos=1)
+    net.settle()
+    assert [p.payload for p in back.receive_all()] == [b"w"]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_an_answer_to_an_offer_that_has_expired_changes_nothing() -> None:
+    net = two()
+    far, near = net.b.connect("far"), net.a.connect("near")
+    far.subscribe("$share/g/t")
+    net.settle()
+    net.a.join("p").publish("t", b"w", waits_s=5)
+    far.drop()
+    net.a.advance(6)
+    near.subscribe("$share/g/t")
+    net.settle()
+    assert near.payloads() == []
 
 
 def test_what_waits_expires_at_its_own_broker() -> None:

@@ -24,12 +24,14 @@ from polybus.broker.neighbors import Neighborhood
 from polybus.broker.services import Desk
 from polybus.broker.sessions import NEIGHBOR_MARK, Session, Subscription
 from polybus.broker.storage import Kind, Stored
-from polybus.broker.subscriptions import Plan
+from polybus.broker.shared import SharedGroup
+from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.taken import Taken
 from polybus.broker.topics import SHARE_PREFIX, parse_filter
 from polybus.mesh.interest import Interest, News, Want
 from polybus.mesh.membership import Membership
-from polybus.mesh.offers import Offer, Offers
+from polybus.mesh.offers import Answer, Offer, Offers
+from polybus.mesh.refusals import Refusals
 
 DESTINATION_MARK: Final = "\x03"
 """Between a broker's id and the requester in a ResponseDestination. No client id has it."""
@@ -74,6 +76,7 @@ class Mesh(Neighborhood):
         self.members = Membership(options.own_id, most=options.most, keep_s=options.keep_s)
         self.interest = Interest(broker.subscriptions)
         self.offers = Offers(broker.dispatcher)
+        self.refusals = Refusals()
         self.on_change = on_change
         self.prefix = f"{options.own_id}{DESTINATION_MARK}"
         """How the ResponseDestinations of clients here begin elsewhere."""
@@ -121,6 +124,7 @@ class Mesh(Neighborhood):
         if self._links.pop(session, None) is None:
             return
         self._unnamed.pop(session, None)
+        self.refusals.forget(session)
         for waiting in self._awaiting.values():
             waiting.pop(session, None)
         self._broker.dispatcher.stop_replay(session, RETAINED)
@@ -154,9 +158,23 @@ class Mesh(Neighborhood):
     # -- interest -----------------------------------------------------------------------------------
 
     def _on_interest(self, path: str) -> None:
+        if self.refusals:
+            self._tell_again(path)
         self.interest.changed(path)
         if self.interest.has_news:
             self._broker.has_news = True
+            self._broker.stir()
+
+    def is_ready(self, session: Session) -> None:
+        if self.refusals and not session.is_neighbor:
+            for path in {subscription.path for subscription in session.subscriptions.values()}:
+                self._tell_again(path)
+
+    def _tell_again(self, path: str) -> None:
+        """What is wanted there is the same, but there is someone for it."""
+        again = self.interest.said(path)
+        for neighbor in self.refusals.ready(path) if again else ():
+            self._links[neighbor].announce(again)
             self._broker.stir()
 
     def services_moved(self, session: Session) -> None:
@@ -187,6 +205,7 @@ class Mesh(Neighborhood):
                 self.offers.has_come(stored, session)
                 if not self.offers.is_open(stored):
                     self.offers.make(stored, session, () if named.group is None else (topic_filter,))
+        self.offers.go_on(session, is_ready=True)
 
     def unwanted(self, session: Session, topic_filter: str) -> None:
         self._unnamed.get(session, set()).discard(topic_filter)
@@ -231,38 +250,66 @@ class Mesh(Neighborhood):
         missed: list[str] = []
         for name in shares:
             if name.startswith(SHARE_PREFIX):
-                named = parse_filter(name, broker.limits.topic_levels, broker.limits.topic_bytes)
-                group = broker.subscriptions.group(named.group or "", named.path)
+                group = self._group(name)
                 if group is None or not broker.dispatcher.deliver_shared(group, message, only_local=True):
                     missed.append(name)
         return tuple(missed)
 
+    def take_offer(self, session: Session, route: Route, message: Message, shares: tuple[str, ...]) -> Answer:
+        """A neighbour's message that waits for someone to take it. Raises InvalidTopic."""
+        broker = self._broker
+        broker.drain()  # who is there is there after what came before
+        broker.dispatcher.now = broker.now
+        answer = Answer.NOBODY
+        if not shares or "" in shares:
+            takers = broker.subscriptions.plan(route).takers(message.qos)
+            if any(_is_ready(taker, qos) for taker, qos in takers):
+                broker.publish(route, message)
+                answer = Answer.TAKEN
+            elif takers:
+                answer = Answer.BUSY
+        for group in map(self._group, filter(None, shares)):
+            local = [s for s in (group.members if group else ()) if not s.is_neighbor and s.link is not None]
+            if group is not None and any(_is_ready(s, message.qos and group.members[s].qos) for s in local):
+                broker.dispatcher.deliver_shared(group, message, only_local=True)
+                answer = Answer.TAKEN
+            elif local and answer is Answer.NOBODY:
+                answer = Answer.BUSY
+        if answer is not Answer.TAKEN:
+            self.refusals.note(session, message.topic)
+        return answer
+
+    def _group(self, name: str) -> SharedGroup | None:
+        """By its whole name, `$share/…`."""
+        limits = self._broker.limits
+        named = parse_filter(name, limits.topic_levels, limits.topic_bytes)
+        return self._broker.subscriptions.group(named.group or "", named.path)
+
     def acknowledged(
-        self, session: Session, packet_id: int, *, is_delivered: bool, missed: tuple[str, ...] = ()
+        self, session: Session, packet_id: int, answer: Answer, missed: tuple[str, ...] = ()
     ) -> None:
         """MSGACK. `missed`: the shares that had no member there; none: all of them."""
         broker = self._broker
         broker.dispatcher.now = broker.now
         sent = session.inflight.get(packet_id)
         broker.dispatcher.acknowledge(session, packet_id)
-        offer = self.offers.answered(session, packet_id, is_delivered=is_delivered)
-        if offer is None:
-            if sent is not None and not is_delivered:
+        if not self.offers.is_offer(session, packet_id):
+            if sent is not None and answer is not Answer.TAKEN:
                 delivery = sent.one(packet_id)
                 shares = tuple(s for s in delivery.shares if not missed or s in missed)
                 self._choose_again(session, delivery.message, shares)
-        elif is_delivered:
+            return
+        offer = self.offers.answered(session, packet_id, answer)
+        if offer is not None and answer is Answer.TAKEN:
             broker.waiting.take(offer.stored)
-        elif not offer.open:
+        elif offer is not None and not offer.open:
             self._offer_again(offer)
         self.offers.go_on(session)
 
     def _choose_again(self, session: Session, message: Message, shares: tuple[str, ...]) -> None:
         """The member of a shared group there has gone meanwhile."""
         broker = self._broker
-        for name in filter(None, shares):
-            named = parse_filter(name, broker.limits.topic_levels, broker.limits.topic_bytes)
-            group = broker.subscriptions.group(named.group or "", named.path)
+        for group in map(self._group, filter(None, shares)):
             if group is not None:
                 broker.dispatcher.deliver_shared(group, message, besides=session)
 
@@ -333,6 +380,11 @@ class Mesh(Neighborhood):
                 }
             )
         return rows
+
+
+def _is_ready(session: Session, qos: int) -> bool:
+    """A message of this QoS is not lost on its way to this client, as far as that is known."""
+    return bool(qos) or (session.link is not None and not session.link.blocked)
 
 
 def name_of(session: Session) -> str:

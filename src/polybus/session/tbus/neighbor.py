@@ -22,6 +22,7 @@ from polybus.broker.taken import WINDOW
 from polybus.broker.topics import InvalidTopic
 from polybus.mesh.interest import LOCAL, News, Want
 from polybus.mesh.mesh import DESTINATION_MARK, Mesh
+from polybus.mesh.offers import Answer
 from polybus.session.intake import State
 from polybus.session.stream import MAX_ERROR_CHARACTERS
 from polybus.session.tbus.bulking import MAX_BULK_BYTES, bulker
@@ -220,20 +221,17 @@ class NeighborLink(TbusLink):
             return
         if is_tracked and self.broker.ledger.trouble:
             raise wrong("the store is in trouble: send it again later", RULE)
+        if packet.packet_id is not None and packet.timeout_s:
+            self._on_offer(packet, session, message, shares)
+            return
         is_known = bool(is_tracked and message.stamp)
         if is_known and not self._mesh.is_new(session, message):
             self._acknowledge(packet, is_taken=True, missed=self._mesh.missed_before(session, message))
             return
-        is_taken, missed = False, ()
-        if packet.packet_id is not None and packet.timeout_s:
-            self.broker.drain()
-            plan = self.broker.subscriptions.plan(route)
-            is_taken = plan.reaches(self.client_id, message.qos) and (not shares or "" in shares)
-            if is_taken:
-                self.broker.publish(route, message)
-        elif not shares or "" in shares:
+        is_taken = not shares or "" in shares
+        missed: tuple[str, ...] = ()
+        if is_taken:
             self.broker.publish(route, message)
-            is_taken = True
         if shares:
             self.broker.dispatcher.now = self.broker.now
             missed = self._deliver_shares(message, shares)
@@ -251,23 +249,36 @@ class NeighborLink(TbusLink):
 
     def _on_msgack(self, packet: MsgAck, session: Session) -> None:
         verdict = packet if isinstance(packet, Verdict) else None
-        is_delivered = verdict is None or not verdict.is_undelivered
-        missed = verdict.shares or () if verdict is not None else ()
-        self._mesh.acknowledged(session, packet.message_id, is_delivered=is_delivered, missed=missed)
+        if verdict is None or not verdict.is_undelivered:
+            self._mesh.acknowledged(session, packet.message_id, Answer.TAKEN)
+        else:
+            answer = Answer.BUSY if verdict.is_busy else Answer.NOBODY
+            self._mesh.acknowledged(session, packet.message_id, answer, verdict.shares or ())
 
     def _acknowledge(self, packet: Publish, *, is_taken: bool, missed: tuple[str, ...] = ()) -> None:
         """A promise, of what is tracked: that leaves when it is safe."""
         assert packet.packet_id is not None
         assert packet.topic is not None
-        if is_taken and (packet.timeout_s or not missed):  # of an offer, someone is enough
+        if is_taken and not missed:
             frame = encode_msgack(packet.packet_id, packet.topic)
         else:
             shares = missed if is_taken else None
             frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1, shares=shares))
-        if packet.timeout_s:
-            self.reply(frame)
+        self.broker.hold(self, frame)
+
+    def _on_offer(self, packet: Publish, session: Session, message: Message, shares: tuple[str, ...]) -> None:
+        assert packet.packet_id is not None
+        assert packet.topic is not None
+        try:
+            answer = self._mesh.take_offer(session, self._route(packet.topic), message, shares)
+        except InvalidTopic as error:
+            raise wrong(f"Shares: {error}", RULE) from error
+        if answer is Answer.TAKEN:
+            self._acknowledge(packet, is_taken=True)
         else:
-            self.broker.hold(self, frame)
+            is_busy = 1 if answer is Answer.BUSY else None
+            refusal = Verdict(packet.packet_id, packet.topic, is_undelivered=1, is_busy=is_busy)
+            self.reply(encode_between(refusal))
 
     def offer_frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
         return offer_parts(self.encoding, delivery, now)
