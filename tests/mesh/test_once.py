@@ -1,4 +1,4 @@
-"""QoS 2 across a link comes once, whatever is killed or cut and however far the disks are behind (TB-15, OP-01)."""
+"""QoS 2 across a link comes once, whatever is killed or cut, with disks that lag behind (TB-15, OP-01)."""
 
 import random
 from pathlib import Path

@@ -23,8 +23,8 @@ from polybus.broker.message import Message
 from polybus.broker.neighbors import Neighborhood
 from polybus.broker.services import Desk
 from polybus.broker.sessions import NEIGHBOR_MARK, Session, Subscription
-from polybus.broker.storage import Kind, Stored
 from polybus.broker.shared import SharedGroup
+from polybus.broker.storage import Kind, Stored
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.taken import Taken
 from polybus.broker.topics import SHARE_PREFIX, parse_filter

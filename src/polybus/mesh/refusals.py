@@ -1,7 +1,7 @@
-"""Messages that neighbours offered and nobody here could take (TB-15): who offered them is told when someone can.
+"""Messages that neighbours offered and nobody here could take (TB-15): they are told when someone can.
 
-A client whose session is kept may come back, one that reads too slowly may catch up, and neither changes what is
-wanted here. So the topics are remembered until a client with a filter for them is ready.
+A client whose session is kept may come back, one that reads too slowly may catch up, and neither changes what
+is wanted here. So the topics are remembered until a client with a filter for them is ready.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ class Refusals:
             self._topics[neighbor] = {ANY: None}
 
     def ready(self, path: str) -> list[Session]:
-        """Someone with this filter can take messages: neighbours to tell. They offer again what is still there."""
+        """Someone with this filter can take messages: neighbours to tell, who offer what is still there."""
         told: list[Session] = []
         for neighbor, topics in list(self._topics.items()):
             found = [topic for topic in topics if topic == ANY or matches(path, topic)]
