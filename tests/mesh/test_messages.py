@@ -6,6 +6,7 @@ import pytest
 
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
+from polybus.mesh.offers import MAX_OPEN
 from polybus.wire.mqtt.packets import V5, Properties, Publish
 from polybus.wire.tbus.crossing import Crossing
 from polybus.wire.tbus.packets import MsgAck, Subscribe, Unsubscribe
@@ -374,6 +375,124 @@ def test_an_offer_whose_link_breaks_is_open_to_others_again() -> None:
     net.check()
 
 
+@pytest.mark.parametrize("limits", [Limits(inflight_per_session=3), Limits(inflight_bytes_per_session=500)])
+def test_what_the_window_has_no_room_for_is_offered_when_it_has(limits: Limits) -> None:
+    net = two(limits=limits)
+    publisher = net.a.join("p")
+    for n in range(10):
+        publisher.publish("t", b"%d" % n, waits_s=60)
+    subscriber = net.b.join("s")
+    subscriber.subscribe("t")
+    net.settle()
+    assert subscriber.payloads() == [b"%d" % n for n in range(10)]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_what_the_window_had_no_room_for_is_still_for_whoever_comes_here() -> None:
+    net = two(limits=Limits(inflight_per_session=3))
+    publisher = net.a.join("p")
+    for n in range(6):
+        publisher.publish("t", b"%d" % n, waits_s=60)
+    there, here = net.b.join("s"), net.a.join("s")
+    there.subscribe("t")
+    net.wire("a", "b").flow()  # a has offered what it can
+    here.subscribe("t")
+    net.settle()
+    assert sorted(there.payloads()) == [b"%d" % n for n in range(6)]
+    assert here.payloads() == [b"3", b"4", b"5"]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_what_waits_is_offered_after_what_is_sent_again() -> None:
+    net = two()
+    subscriber = net.b.connect("s")
+    subscriber.subscribe("t", qos=1)
+    net.settle()
+    net.a.connect("p").publish("t", b"tracked", qos=1)
+    net.cut("a", "b")  # before it has arrived
+    net.a.join("w").publish("u", b"w", waits_s=60)
+    waiter = net.b.join("v")
+    waiter.subscribe("u")
+    net.advance(1)
+    net.join_all()
+    assert [p.payload for p in subscriber.receive_all()] == [b"tracked"]
+    assert waiter.payloads() == [b"w"]
+    net.settle()
+    net.check()
+
+
+@pytest.mark.parametrize("topic_filter", ["t", "$share/g/t"])
+def test_what_waits_is_not_given_to_a_client_that_would_lose_it(topic_filter: str) -> None:
+    net = two()
+    subscriber = net.b.connect("s")
+    subscriber.subscribe(topic_filter)
+    net.settle()
+    subscriber.block()
+    publisher = net.a.join("p")
+    publisher.publish("t", b"0", waits_s=60)
+    publisher.publish("t", b"1", waits_s=60)
+    net.settle()
+    assert net.a.broker.storage.count == 2, "it waits where it was"
+    subscriber.unblock()
+    net.settle()
+    assert subscriber.payloads() == [b"0", b"1"]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_few_cross_in_vain_while_a_client_is_slow() -> None:
+    net = two()
+    subscriber = net.b.connect("s")
+    subscriber.subscribe("t")
+    net.settle()
+    subscriber.block()
+    publisher = net.a.join("p")
+    for n in range(3 * MAX_OPEN):
+        publisher.publish("t", b"%d" % n, waits_s=60)
+    net.settle()
+    assert 0 < len(crossed(net.wire("a", "b"))) <= MAX_OPEN
+    subscriber.unblock()
+    net.settle()
+    assert subscriber.payloads() == [b"%d" % n for n in range(3 * MAX_OPEN)]
+    assert net.a.broker.storage.count == 0
+
+
+@pytest.mark.parametrize("topic_filter", ["t", "$share/g/t"])
+@pytest.mark.parametrize("who", ["the same", "another"])
+def test_what_waits_is_for_a_session_that_comes_back_elsewhere(topic_filter: str, who: str) -> None:
+    net = two()
+    keeps = {"keeps": True, "clean_start": False}
+    away = net.b.connect("s", **keeps)
+    away.subscribe(topic_filter, qos=1)
+    net.settle()
+    away.drop()
+    net.a.join("p").publish("t", b"w", waits_s=60)
+    net.settle()
+    assert net.a.broker.storage.count == 1
+    back = net.b.connect("s" if who == "the same" else "other", **keeps)
+    if who == "another":
+        back.subscribe(topic_filter, qos=1)
+    net.settle()
+    assert [p.payload for p in back.receive_all()] == [b"w"]
+    assert net.a.broker.storage.count == 0
+    net.check()
+
+
+def test_an_answer_to_an_offer_that_has_expired_changes_nothing() -> None:
+    net = two()
+    far, near = net.b.connect("far"), net.a.connect("near")
+    far.subscribe("$share/g/t")
+    net.settle()
+    net.a.join("p").publish("t", b"w", waits_s=5)
+    far.drop()
+    net.a.advance(6)
+    near.subscribe("$share/g/t")
+    net.settle()
+    assert near.payloads() == []
+
+
 def test_what_waits_expires_at_its_own_broker() -> None:
     net = two()
     net.a.join("p").publish("t", b"w", waits_s=5)
@@ -426,6 +545,33 @@ def test_if_the_member_there_has_just_gone_another_gets_it() -> None:
     assert sorted(p.payload for p in near.receive_all()) == [b"0", b"1"]
     net.settle()
     net.check()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("stays", ["t", "$share/other/t"])
+def test_if_only_others_are_there_the_group_gets_it_elsewhere(stays: str, is_told: bool) -> None:
+    net = two()
+    far, near = net.b.connect("far"), net.a.connect("near")
+    far.subscribe("$share/g/t", stays, qos=1)
+    net.settle()
+    net.b.go()
+    net.a.connect("p").publish("t", b"0", qos=1)  # before there was anyone else
+    near.subscribe("$share/g/t", qos=1)
+    far.unsubscribe("$share/g/t")
+    wire = net.wire("a", "b")
+    if not is_told:  # the link breaks before b can say that nobody was there
+        side = wire.nodes.index(net.a)
+        (wire.called, wire.calling)[side].receive(wire.ports[side].take(), net.b.now)
+        net.b.go()
+        net.cut("a", "b")
+        net.advance(1)
+        net.join_all()
+    net.settle()
+    assert [p.payload for p in near.receive_all()] == [b"0"]
+    assert [p.payload for p in far.receive_all()] == [b"0"]
+    net.settle()
+    net.check()
+    assert not any(session.load() for session in net.a.mesh.sessions)
 
 
 # -- retained -----------------------------------------------------------------------------------------

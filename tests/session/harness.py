@@ -309,9 +309,9 @@ def check_accounts(broker: Broker) -> None:
     for session in sessions:
         waiting = set(session.resend or ())
         if session.link is None:
-            assert session.outstanding == 0
+            assert session.outstanding == session.unnoted
         else:
-            assert session.outstanding == len(session.inflight.keys() - waiting)
+            assert session.outstanding == len(session.inflight.keys() - waiting) + session.unnoted
             assert session.outstanding <= session.window
 
 

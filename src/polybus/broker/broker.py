@@ -116,7 +116,7 @@ class Broker:
             self.subscriptions,
             timeout_s=request_timeout_s,
         )
-        self.dispatcher.on_ready = self.requests.session_is_ready
+        self.dispatcher.on_ready = self._on_ready
         self.open_replay: OpenReplay = _no_replay
         self.now = 0.0
         self._commits = Commits(self.dispatcher, journal or MemoryJournal(), self._on_committed)
@@ -562,12 +562,16 @@ class Broker:
     def greeted(self, session: Session) -> None:
         """The client knows that it is connected: it gets what waited for it."""
         self.dispatcher.pump(session)
-        self.requests.session_is_ready(session)
+        self._on_ready(session)
         if self.storage.counts[Kind.MESSAGE]:
             for subscription in list(session.subscriptions.values()):
                 self.waiting.release(subscription.path)
         if session.instances:
             self.mesh.services_moved(session)
+
+    def _on_ready(self, session: Session) -> None:
+        self.requests.session_is_ready(session)
+        self.mesh.is_ready(session)
 
     def close(self, link: Link, *, publish_will: bool) -> None:
         session = link.session

@@ -15,6 +15,7 @@ from polybus.broker.links import Link
 
 if TYPE_CHECKING:
     from polybus.broker.dispatch import Dispatcher
+    from polybus.broker.sessions import Session
 
 LAZY_S: Final = 0.01
 """How long changes that nobody waits for may wait: many of them cancel out."""
@@ -25,6 +26,8 @@ class _Commit(msgspec.Struct):
     held: list[tuple[Link, list[bytes], int]]
     """Links, what they hold, and the earlier commit they wait for."""
     gated: list[Link]
+    unnoted: "dict[Session, int]" = {}
+    """What neighbours have acknowledged before it."""
     is_done: bool = False
 
 
@@ -93,7 +96,9 @@ class Commits:
         awaiting, self._dispatcher.awaiting = self._dispatcher.awaiting, []
         gated, self.gated = self.gated, []
         self._number += 1
-        commit = _Commit(self._number, [(link, link.held, link.waits_for) for link in awaiting], gated)
+        unnoted, self._dispatcher.unnoted = self._dispatcher.unnoted, {}
+        held = [(link, link.held, link.waits_for) for link in awaiting]
+        commit = _Commit(self._number, held, gated, unnoted)
         for link in awaiting:
             link.held = []
             link.waits_for = self._number
@@ -105,7 +110,9 @@ class Commits:
         under_way = self._under_way
         if under_way[0] is commit:
             while under_way and under_way[0].is_done:
-                self._release(under_way.popleft())
+                first = under_way.popleft()
+                self._release(first)
+                self._dispatcher.noted(first.unnoted)
             self._wants_another = bool(under_way)
             self._on_released()
             return

@@ -174,6 +174,8 @@ class Dispatcher(Flow):
         is_tracked = message.qos and qos
         if is_tracked and not message.stamp:
             message.stamp = self.stamps.give(self.now + self.ledger.offset)
+            if message.piece is not None and self.ledger.is_written(message.piece):
+                message.piece = None  # the state file has it without its stamp
         self.stats.crossed_out += bool(is_tracked or session.link is not None)
         self.send(session, Delivery(message, 1 if is_tracked else 0, False, shares=shares))
 
@@ -288,7 +290,7 @@ class Dispatcher(Flow):
                 if session.kept:
                     inflight[packet_id] = self.ledger.add(session.kept, delivery, packet_id)
                     frame = parts[0] + packet_id.to_bytes(2) + parts[1]
-                    self._push_tracked(session, link, delivery.qos, frame)
+                    self._push_tracked(session, link, delivery, frame)
                     continue
                 inflight[packet_id] = delivery
                 outbox = link.outbox
@@ -359,7 +361,7 @@ class Dispatcher(Flow):
         """A connection for this session: `pump` will send what was under way again, in its order."""
         session.link = link
         link.session = session
-        session.outstanding = 0
+        session.outstanding = session.unnoted
         session.window = min(window, self.limits.inflight_per_session)
         session.resend = deque(session.inflight) if session.inflight else None
         if session.replays is not None:
@@ -373,7 +375,7 @@ class Dispatcher(Flow):
         self.stats.bytes_sent += link.bytes_out
         session.link = None
         session.resend = None
-        session.outstanding = 0
+        session.outstanding = session.unnoted
         self.unfinished.pop(session, None)
         self.forget(link)
         self._hand_over(session, ended=False)

@@ -51,6 +51,8 @@ class Flow:
         self.dirty: list[Link] = []
         self.awaiting: list[Link] = []
         """Links with something that waits for the commit."""
+        self.unnoted: dict[Session, int] = {}
+        """Neighbours, and how much they acknowledged since a commit was last asked for."""
         self.queued_sessions: set[Session] = set()
         self.unfinished: dict[Session, None] = {}
         """Sessions that have more to send, in the order in which they get their turn."""
@@ -204,12 +206,15 @@ class Flow:
             session.outstanding += 1
             session.inflight_bytes += delivery.size_bytes()
             self.holdings.take(delivery.message)
-            self._push_tracked(session, link, delivery.qos, parts[0] + packet_id.to_bytes(2) + parts[1])
+            self._push_tracked(session, link, delivery, parts[0] + packet_id.to_bytes(2) + parts[1])
         link.messages_out += 1
 
-    def _push_tracked(self, session: Session, link: Link, qos: int, frame: bytes) -> None:
-        """Exactly once: a QoS 2 packet whose fate a crash would make us forget must not be on its way."""
-        if qos == 2 and session.kept:
+    def _push_tracked(self, session: Session, link: Link, delivery: Delivery | None, frame: bytes) -> None:
+        """Exactly once: a QoS 2 packet whose fate a crash would make us forget must not be on its way. To a
+        neighbour it is QoS 1 (TB-15), but its publisher would send it again, and it would get another stamp."""
+        if session.kept and (
+            delivery is None or delivery.qos == 2 or (session.is_neighbor and delivery.message.qos == 2)
+        ):
             self.hold(link, frame)
         else:
             self.push(link, frame)
@@ -238,7 +243,7 @@ class Flow:
                 self.stats.dropped_too_large += 1
                 continue
             session.outstanding += 1
-            self._push_tracked(session, link, 2 if sent is None else sent.qos, frame)
+            self._push_tracked(session, link, delivery, frame)
         if not resend:
             session.resend = None
 
@@ -316,13 +321,17 @@ class Flow:
 
     # -- messages that wait here, and may be wanted at a neighbour (TB-15) ---------------------------
 
+    def has_room(self, session: Session) -> bool:
+        """It can be offered something now."""
+        link = session.link
+        return link is not None and session.resend is None and self._may_send(session, link)
+
     def offer(self, session: Session, delivery: Delivery) -> int:
-        """Send it to be given to clients there now, or not at all; its packet id, or 0: it cannot be sent now.
+        """Send it to be given to clients there now, or not at all; its packet id, or 0: it is too large.
 
         It is sent once: what becomes of it is with whoever keeps it."""
         link = session.link
-        if link is None or not self._may_send(session, link) or session.resend is not None:
-            return 0
+        assert link is not None
         parts = link.offer_frame(delivery, self.now)
         if parts is None:
             return 0
@@ -498,10 +507,27 @@ class Flow:
             session.resend.remove(packet_id)  # acknowledged from the connection before
         else:
             session.outstanding -= 1
+        if session.is_neighbor and delivery is not None and delivery.row:
+            self._await_note(session)
         if session.queue is not None or session.resend is not None:
             self.pump(session)
         if session.replays is not None:
             self.unfinished[session] = None
+
+    def _await_note(self, session: Session) -> None:
+        """Until the commit, a crash would make us send this again: it stays in the window, so that the
+        neighbour need not remember more than that (`taken`)."""
+        session.unnoted += 1
+        session.outstanding += 1
+        self.unnoted[session] = self.unnoted.get(session, 0) + 1
+
+    def noted(self, unnoted: dict[Session, int]) -> None:
+        """The commit is done after which these neighbours are not sent so many acknowledged messages again."""
+        for session, count in unnoted.items():
+            session.unnoted -= count
+            session.outstanding -= count
+            if session.link is not None:
+                self.unfinished[session] = None
 
     # -- the memory budget ------------------------------------------------------------------------
 

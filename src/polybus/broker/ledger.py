@@ -196,6 +196,10 @@ class Ledger:
     def gone_item(self, item: Delivery | Run | DeliveryRun) -> None:
         self.gone(item.row, item.run.piece if isinstance(item, DeliveryRun) else item.piece)
 
+    def is_written(self, piece: Piece) -> bool:
+        """What is said of its message from now on does not get into the state file."""
+        return piece.number not in self._pieces
+
     def let_go(self, piece: Piece | None) -> None:
         """One holder less; without any it is gone."""
         if piece is None:
@@ -314,7 +318,7 @@ class Ledger:
             pieces=[(n, records.piece_record(body, offset)) for n, body in self._pieces.items()],
             sessions=[(s.kept, records.session_record(s, offset)) for s in self._sessions],
             gone_sessions=self._gone_sessions,
-            received=[(s.kept, _packed(s.taken if s.is_neighbor else s.received)) for s in self._received],
+            received=[(s.kept, _packed(_received(s))) for s in self._received],
             subscriptions=[
                 (session, path, None if now is None else records.pack(now))
                 for (session, path), now in self._subscriptions.items()
@@ -360,8 +364,13 @@ class Ledger:
         self.is_dirty = self._is_logged = False
 
 
+def _received(session: "Session") -> Iterable[int] | None:
+    return session.received if session.taken is None else session.taken.numbers()
+
+
 def _packed(ids: Iterable[int] | None) -> bytes:
-    return records.pack(list(ids)) if ids else b""
+    numbers = list(ids or ())
+    return records.pack(numbers) if numbers else b""
 
 
 def extra_of(delivery: Delivery) -> Extra | None:

@@ -33,6 +33,9 @@ class Neighborhood:
     def services_moved(self, session: "Session") -> None:
         """A session that offers services has connected, or is gone."""
 
+    def is_ready(self, session: "Session") -> None:
+        """A client has come back, or its link takes bytes again."""
+
     def references(self) -> str:
         """Brokers to which a client may go that finds no room here, as TBus writes them."""
         return ""

@@ -16,6 +16,7 @@ from polybus.broker.ledger import Extra, Row
 from polybus.broker.message import Delivery, DeliveryRun, Message, Piece, Run
 from polybus.broker.records import Encodings, MessageRecord
 from polybus.broker.sessions import Queue, Session, Subscription
+from polybus.broker.taken import Taken
 
 PROGRESS_STEP: Final = 100_000
 """Deliveries after which `progress` is told again."""
@@ -136,7 +137,7 @@ class _Restorer:
         for number, packed in image.received:
             session, ids = self.sessions[number], records.unpack_ids(packed)
             if session.is_neighbor:
-                session.taken = dict.fromkeys(ids)
+                session.taken = Taken(ids)
             else:
                 session.received = set(ids)
         for number, topic_filter, packed in image.subscriptions:

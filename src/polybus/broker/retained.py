@@ -9,7 +9,7 @@ from polybus.broker.ledger import Ledger
 from polybus.broker.limits import Limits
 from polybus.broker.message import Delivery, Message
 from polybus.broker.sessions import Subscription
-from polybus.broker.stamps import Stamps
+from polybus.broker.stamps import MAX_STAMP, Stamps
 from polybus.broker.tree import TopicTree
 
 MAX_DELETIONS: Final = 10_000
@@ -53,7 +53,8 @@ class Retained:
         wall_s = now + self._ledger.offset
         if not message.stamp:
             old = self._tree.get(message.topic)
-            message.stamp = max(self.stamps.give(wall_s), old.stamp + 1 if old is not None else 0)
+            later = 0 if old is None else min(old.stamp + 1, MAX_STAMP)
+            message.stamp = max(self.stamps.give(wall_s), later)
         else:
             self.stamps.see(message.stamp, wall_s)
             if not self.is_news(message):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from polybus.broker.message import Delivery, DeliveryRun, Message, Run
+from polybus.broker.taken import Taken
 
 if TYPE_CHECKING:
     from polybus.broker.links import Link
@@ -114,7 +115,7 @@ class Session:
     `inflight` maps a packet id to the delivery that was sent under it and not yet acknowledged (or
     the run it was sent with), or to None once a QoS 2 delivery was received by the client and only
     its release is outstanding. `outstanding` counts those sent on the present connection: after a
-    reconnect they differ until everything in `resend` went out again.
+    reconnect they differ until everything in `resend` went out again. `unnoted` is part of it.
     """
 
     __slots__ = (
@@ -140,6 +141,7 @@ class Session:
         "resend",
         "subscriptions",
         "taken",
+        "unnoted",
         "user",
         "will",
         "will_at",
@@ -164,8 +166,10 @@ class Session:
         self.queue: Queue | None = None
         self.received: set[int] | None = None
         """QoS 2 packet ids taken from the client and not yet released by it."""
-        self.taken: dict[int, None] | None = None
-        """Of a neighbour: the stamps of the messages last taken from it, in the order in which they came."""
+        self.taken: Taken | None = None
+        """Of a neighbour: the messages last taken from it."""
+        self.unnoted = 0
+        """Of a kept neighbour: what it has acknowledged and a crash would make us send again."""
         self.kept = 0
         """Its number in the durable store; 0: it is not there."""
         self.releases: dict[int, int] | None = None

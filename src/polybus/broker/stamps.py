@@ -11,6 +11,7 @@ MICROSECONDS: Final = 1_000_000
 MAX_AHEAD: Final = 24 * 3600 * MICROSECONDS
 """A stamp further in the future than this is the fault of a clock: it does not move ours."""
 MAX_STAMP: Final = (1 << 63) - 1
+"""Nobody may give a later one: it has to fit where it is stored and sent, and so does the next."""
 
 
 class Stamps:
@@ -21,7 +22,7 @@ class Stamps:
 
     def give(self, wall_s: float) -> int:
         """The next one, at this time of the wall clock."""
-        self._last = max(self._last + 1, int(wall_s * MICROSECONDS))
+        self._last = min(max(self._last + 1, int(wall_s * MICROSECONDS)), MAX_STAMP)
         return self._last
 
     def see(self, stamp: int, wall_s: float) -> None:

@@ -85,6 +85,11 @@ class Plan(msgspec.Struct, weakref=True):
             )
         )
 
+    def takers(self, qos: int) -> list[tuple[Session, int]]:
+        """Clients that get a message of a neighbour now, or have it queued, and how; groups do not count."""
+        cohorts = (*self.cohorts, *(each.of_others for each in self.selective))
+        return [(s, min(qos, c.qos)) for c in cohorts for s in c.sessions if _takes(s, min(qos, c.qos))]
+
     def keeps(self, qos: int) -> bool:
         """Someone has a message of this QoS written down."""
         return bool(qos) and (

@@ -23,19 +23,18 @@ from polybus.broker.message import Message
 from polybus.broker.neighbors import Neighborhood
 from polybus.broker.services import Desk
 from polybus.broker.sessions import NEIGHBOR_MARK, Session, Subscription
+from polybus.broker.shared import SharedGroup
 from polybus.broker.storage import Kind, Stored
-from polybus.broker.subscriptions import Plan
+from polybus.broker.subscriptions import Plan, Route
+from polybus.broker.taken import Taken
 from polybus.broker.topics import SHARE_PREFIX, parse_filter
 from polybus.mesh.interest import Interest, News, Want
 from polybus.mesh.membership import Membership
-from polybus.mesh.offers import Offer, Offers
+from polybus.mesh.offers import Answer, Offer, Offers
+from polybus.mesh.refusals import Refusals
 
 DESTINATION_MARK: Final = "\x03"
 """Between a broker's id and the requester in a ResponseDestination. No client id has it."""
-WINDOW: Final = 500
-"""Tracked messages that may be unacknowledged towards a neighbour."""
-MAX_TAKEN: Final = WINDOW + 100
-"""Stamps that are remembered of each neighbour, the latest it sent: all that it may send again."""
 RETAINED: Final = "#"
 NEIGHBORS: Final = "$neighbors"
 """A request there is answered with who the neighbours are."""
@@ -77,6 +76,7 @@ class Mesh(Neighborhood):
         self.members = Membership(options.own_id, most=options.most, keep_s=options.keep_s)
         self.interest = Interest(broker.subscriptions)
         self.offers = Offers(broker.dispatcher)
+        self.refusals = Refusals()
         self.on_change = on_change
         self.prefix = f"{options.own_id}{DESTINATION_MARK}"
         """How the ResponseDestinations of clients here begin elsewhere."""
@@ -124,6 +124,7 @@ class Mesh(Neighborhood):
         if self._links.pop(session, None) is None:
             return
         self._unnamed.pop(session, None)
+        self.refusals.forget(session)
         for waiting in self._awaiting.values():
             waiting.pop(session, None)
         self._broker.dispatcher.stop_replay(session, RETAINED)
@@ -140,6 +141,9 @@ class Mesh(Neighborhood):
 
     def housekeep(self, now: float) -> None:
         """Once a second or so."""
+        self._broker.dispatcher.now = now
+        if self.offers.go_on_all():  # there may be room for another reason than an answer
+            self._broker.stir()
         for path in list(self._awaiting):
             self._services_are_free(path)  # whatever else there was no room for
         for peer_id in self.members.forget(now):
@@ -154,9 +158,23 @@ class Mesh(Neighborhood):
     # -- interest -----------------------------------------------------------------------------------
 
     def _on_interest(self, path: str) -> None:
+        if self.refusals:
+            self._tell_again(path)
         self.interest.changed(path)
         if self.interest.has_news:
             self._broker.has_news = True
+            self._broker.stir()
+
+    def is_ready(self, session: Session) -> None:
+        if self.refusals and not session.is_neighbor:
+            for path in {subscription.path for subscription in session.subscriptions.values()}:
+                self._tell_again(path)
+
+    def _tell_again(self, path: str) -> None:
+        """What is wanted there is the same, but there is someone for it."""
+        again = self.interest.said(path)
+        for neighbor in self.refusals.ready(path) if again else ():
+            self._links[neighbor].announce(again)
             self._broker.stir()
 
     def services_moved(self, session: Session) -> None:
@@ -187,6 +205,7 @@ class Mesh(Neighborhood):
                 self.offers.has_come(stored, session)
                 if not self.offers.is_open(stored):
                     self.offers.make(stored, session, () if named.group is None else (topic_filter,))
+        self.offers.go_on(session, is_ready=True)
 
     def unwanted(self, session: Session, topic_filter: str) -> None:
         self._unnamed.get(session, set()).discard(topic_filter)
@@ -198,56 +217,99 @@ class Mesh(Neighborhood):
 
     # -- messages -----------------------------------------------------------------------------------
 
-    def is_new(self, session: Session, stamp: int) -> bool:
+    def is_new(self, session: Session, message: Message) -> bool:
         """Whether a tracked message has not been taken before; from now on it has."""
         broker = self._broker
-        broker.stamps.see(stamp, broker.now + broker.ledger.offset)
+        broker.stamps.see(message.stamp, broker.now + broker.ledger.offset)
         taken = session.taken
         if taken is None:
-            taken = session.taken = {}
-        if stamp in taken:
+            taken = session.taken = Taken()
+        if not taken.add(message.stamp, is_priority=message.priority):
             broker.stats.crossed_twice += 1
             return False
-        taken[stamp] = None
-        if len(taken) > MAX_TAKEN:
-            del taken[next(iter(taken))]
         if session.kept:
             broker.ledger.received_changed(session)
         return True
 
-    def deliver_shares(self, message: Message, shares: tuple[str, ...]) -> bool:
-        """Give a neighbour's message to the shared groups it was chosen for; False: none has a member here."""
+    def missed_before(self, session: Session, message: Message) -> tuple[str, ...]:
+        """Of one that is not new: the shares that nobody here took."""
+        assert session.taken is not None
+        return session.taken.missed(message.stamp, is_priority=message.priority)
+
+    def missed(self, session: Session, message: Message, shares: tuple[str, ...], *, is_taken: bool) -> None:
+        """Nobody here took these shares of a new message, or (`is_taken`) anything of it."""
+        assert session.taken is not None
+        if is_taken:
+            session.taken.miss(message.stamp, shares, is_priority=message.priority)
+        else:
+            session.taken.forget(message.stamp, is_priority=message.priority)
+
+    def deliver_shares(self, message: Message, shares: tuple[str, ...]) -> tuple[str, ...]:
+        """Give a neighbour's message to the shared groups it was chosen for; those that have no member here."""
         broker = self._broker
-        is_taken = False
+        missed: list[str] = []
         for name in shares:
             if name.startswith(SHARE_PREFIX):
-                named = parse_filter(name, broker.limits.topic_levels, broker.limits.topic_bytes)
-                group = broker.subscriptions.group(named.group or "", named.path)
-                if group is not None and broker.dispatcher.deliver_shared(group, message, only_local=True):
-                    is_taken = True
-        return is_taken
+                group = self._group(name)
+                if group is None or not broker.dispatcher.deliver_shared(group, message, only_local=True):
+                    missed.append(name)
+        return tuple(missed)
 
-    def acknowledged(self, session: Session, packet_id: int, *, is_delivered: bool) -> None:
-        """MSGACK."""
+    def take_offer(self, session: Session, route: Route, message: Message, shares: tuple[str, ...]) -> Answer:
+        """A neighbour's message that waits for someone to take it. Raises InvalidTopic."""
+        broker = self._broker
+        broker.drain()  # who is there is there after what came before
+        broker.dispatcher.now = broker.now
+        answer = Answer.NOBODY
+        if not shares or "" in shares:
+            takers = broker.subscriptions.plan(route).takers(message.qos)
+            if any(_is_ready(taker, qos) for taker, qos in takers):
+                broker.publish(route, message)
+                answer = Answer.TAKEN
+            elif takers:
+                answer = Answer.BUSY
+        for group in map(self._group, filter(None, shares)):
+            local = [s for s in (group.members if group else ()) if not s.is_neighbor and s.link is not None]
+            if group is not None and any(_is_ready(s, message.qos and group.members[s].qos) for s in local):
+                broker.dispatcher.deliver_shared(group, message, only_local=True)
+                answer = Answer.TAKEN
+            elif local and answer is Answer.NOBODY:
+                answer = Answer.BUSY
+        if answer is not Answer.TAKEN:
+            self.refusals.note(session, message.topic)
+        return answer
+
+    def _group(self, name: str) -> SharedGroup | None:
+        """By its whole name, `$share/…`."""
+        limits = self._broker.limits
+        named = parse_filter(name, limits.topic_levels, limits.topic_bytes)
+        return self._broker.subscriptions.group(named.group or "", named.path)
+
+    def acknowledged(
+        self, session: Session, packet_id: int, answer: Answer, missed: tuple[str, ...] = ()
+    ) -> None:
+        """MSGACK. `missed`: the shares that had no member there; none: all of them."""
         broker = self._broker
         broker.dispatcher.now = broker.now
         sent = session.inflight.get(packet_id)
         broker.dispatcher.acknowledge(session, packet_id)
-        offer = self.offers.answered(session, packet_id, is_delivered=is_delivered)
-        if offer is None:
-            if sent is not None and not is_delivered:
-                self._choose_again(session, sent.one(packet_id).message, sent.one(packet_id).shares)
-        elif is_delivered:
+        if not self.offers.is_offer(session, packet_id):
+            if sent is not None and answer is not Answer.TAKEN:
+                delivery = sent.one(packet_id)
+                shares = tuple(s for s in delivery.shares if not missed or s in missed)
+                self._choose_again(session, delivery.message, shares)
+            return
+        offer = self.offers.answered(session, packet_id, answer)
+        if offer is not None and answer is Answer.TAKEN:
             broker.waiting.take(offer.stored)
-        elif not offer.open:
+        elif offer is not None and not offer.open:
             self._offer_again(offer)
+        self.offers.go_on(session)
 
     def _choose_again(self, session: Session, message: Message, shares: tuple[str, ...]) -> None:
         """The member of a shared group there has gone meanwhile."""
         broker = self._broker
-        for name in filter(None, shares):
-            named = parse_filter(name, broker.limits.topic_levels, broker.limits.topic_bytes)
-            group = broker.subscriptions.group(named.group or "", named.path)
+        for group in map(self._group, filter(None, shares)):
             if group is not None:
                 broker.dispatcher.deliver_shared(group, message, besides=session)
 
@@ -322,6 +384,11 @@ class Mesh(Neighborhood):
                 }
             )
         return rows
+
+
+def _is_ready(session: Session, qos: int) -> bool:
+    """A message of this QoS is not lost on its way to this client, as far as that is known."""
+    return bool(qos) or (session.link is not None and not session.link.blocked)
 
 
 def name_of(session: Session) -> str:

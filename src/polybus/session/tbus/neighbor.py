@@ -17,9 +17,12 @@ from polybus.broker.message import NO_MESSAGE_PROPERTIES, Delivery, Message
 from polybus.broker.request import Request
 from polybus.broker.requests import PacketIdInUse
 from polybus.broker.sessions import NEIGHBOR_MARK, Session
+from polybus.broker.stamps import MAX_STAMP
+from polybus.broker.taken import WINDOW
 from polybus.broker.topics import InvalidTopic
 from polybus.mesh.interest import LOCAL, News, Want
-from polybus.mesh.mesh import DESTINATION_MARK, WINDOW, Mesh
+from polybus.mesh.mesh import DESTINATION_MARK, Mesh
+from polybus.mesh.offers import Answer
 from polybus.session.intake import State
 from polybus.session.stream import MAX_ERROR_CHARACTERS
 from polybus.session.tbus.bulking import MAX_BULK_BYTES, bulker
@@ -122,8 +125,7 @@ class NeighborLink(TbusLink):
             case Publish():
                 self._on_publish(packet, session)
             case MsgAck():
-                is_delivered = not (isinstance(packet, Verdict) and packet.is_undelivered)
-                self._mesh.acknowledged(session, packet.message_id, is_delivered=is_delivered)
+                self._on_msgack(packet, session)
             case ReqAck():
                 self._on_reqack(packet, session)
             case Subscribe():
@@ -207,6 +209,8 @@ class NeighborLink(TbusLink):
             self._on_request(packet, session)
             return
         message = message_of(packet, self.client_id, self.broker.now)
+        if message.stamp > MAX_STAMP:
+            raise wrong(f"Stamp is at most {MAX_STAMP}, not {message.stamp}", RULE)
         shares = packet.shares or () if isinstance(packet, Crossing) else ()
         is_tracked = packet.packet_id is not None and not packet.timeout_s
         self.broker.stats.crossed_in += 1
@@ -220,43 +224,64 @@ class NeighborLink(TbusLink):
             return
         if is_tracked and self.broker.ledger.trouble:
             raise wrong("the store is in trouble: send it again later", RULE)
-        if is_tracked and message.stamp and not self._mesh.is_new(session, message.stamp):
-            self._acknowledge(packet, is_taken=True)
-            return
-        is_taken = False
         if packet.packet_id is not None and packet.timeout_s:
-            self.broker.drain()
-            plan = self.broker.subscriptions.plan(route)
-            is_taken = plan.reaches(self.client_id, message.qos) and (not shares or "" in shares)
-            if is_taken:
-                self.broker.publish(route, message)
-        elif not shares or "" in shares:
+            self._on_offer(packet, session, message, shares)
+            return
+        is_known = bool(is_tracked and message.stamp)
+        if is_known and not self._mesh.is_new(session, message):
+            self._acknowledge(packet, is_taken=True, missed=self._mesh.missed_before(session, message))
+            return
+        is_taken = not shares or "" in shares
+        missed: tuple[str, ...] = ()
+        if is_taken:
             self.broker.publish(route, message)
-            is_taken = True
         if shares:
             self.broker.dispatcher.now = self.broker.now
-            is_taken |= self._deliver_shares(message, shares)
+            missed = self._deliver_shares(message, shares)
+            is_taken |= len(missed) < len(shares) - ("" in shares)
+        if missed and is_known:
+            self._mesh.missed(session, message, missed, is_taken=is_taken)
         if packet.packet_id is not None:
-            self._acknowledge(packet, is_taken=is_taken)
+            self._acknowledge(packet, is_taken=is_taken, missed=missed)
 
-    def _deliver_shares(self, message: Message, shares: tuple[str, ...]) -> bool:
+    def _deliver_shares(self, message: Message, shares: tuple[str, ...]) -> tuple[str, ...]:
         try:
             return self._mesh.deliver_shares(message, shares)
         except InvalidTopic as error:
             raise wrong(f"Shares: {error}", RULE) from error
 
-    def _acknowledge(self, packet: Publish, *, is_taken: bool) -> None:
+    def _on_msgack(self, packet: MsgAck, session: Session) -> None:
+        verdict = packet if isinstance(packet, Verdict) else None
+        if verdict is None or not verdict.is_undelivered:
+            self._mesh.acknowledged(session, packet.message_id, Answer.TAKEN)
+        else:
+            answer = Answer.BUSY if verdict.is_busy else Answer.NOBODY
+            self._mesh.acknowledged(session, packet.message_id, answer, verdict.shares or ())
+
+    def _acknowledge(self, packet: Publish, *, is_taken: bool, missed: tuple[str, ...] = ()) -> None:
         """A promise, of what is tracked: that leaves when it is safe."""
         assert packet.packet_id is not None
         assert packet.topic is not None
-        if is_taken:
+        if is_taken and not missed:
             frame = encode_msgack(packet.packet_id, packet.topic)
         else:
-            frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1))
-        if packet.timeout_s:
-            self.reply(frame)
+            shares = missed if is_taken else None
+            frame = encode_between(Verdict(packet.packet_id, packet.topic, is_undelivered=1, shares=shares))
+        self.broker.hold(self, frame)
+
+    def _on_offer(self, packet: Publish, session: Session, message: Message, shares: tuple[str, ...]) -> None:
+        assert packet.packet_id is not None
+        assert packet.topic is not None
+        try:
+            answer = self._mesh.take_offer(session, self._route(packet.topic), message, shares)
+        except InvalidTopic as error:
+            raise wrong(f"Shares: {error}", RULE) from error
+        if answer is Answer.TAKEN:
+            self._acknowledge(packet, is_taken=True)
         else:
-            self.broker.hold(self, frame)
+            is_busy = 1 if answer is Answer.BUSY else None
+            refusal = Verdict(packet.packet_id, packet.topic, is_undelivered=1, is_busy=is_busy)
+            self.reply(encode_between(refusal))
 
     def offer_frame(self, delivery: Delivery, now: float) -> tuple[bytes, bytes] | None:
         return offer_parts(self.encoding, delivery, now)

@@ -53,6 +53,9 @@ class Verdict(MsgAck, frozen=True, gc=False, kw_only=True):
     """A MSGACK between brokers."""
 
     is_undelivered: int | None = None
+    is_busy: int | None = None
+    shares: tuple[str, ...] | None = None
+    """Of a message that was taken: the shared subscriptions it was for that have no member there."""
 
 
 class BrokerReqAck(ReqAck, frozen=True, gc=False, kw_only=True):
@@ -92,9 +95,9 @@ BETWEEN_PROPERTIES: Final[Mapping[int, PropertySpec]] = {
     STAMP: PropertySpec("Stamp", "stamp", Number(8), _PUBLISH),
     0x4A: PropertySpec("Expiry", "expiry_s", Number(4), _PUBLISH),
     0x4B: PropertySpec("ResponseTopic", "response_topic", _TOPIC, _PUBLISH),
-    0x4C: PropertySpec("Shares", "shares", Texts(), _PUBLISH),
+    0x4C: PropertySpec("Shares", "shares", Texts(), _PUBLISH | {MessageType.MSGACK}),
     0x4D: PropertySpec("Undelivered", "is_undelivered", _FLAG, frozenset({MessageType.MSGACK})),
-    0x4E: PropertySpec("Busy", "is_busy", _FLAG, frozenset({MessageType.REQACK})),
+    0x4E: PropertySpec("Busy", "is_busy", _FLAG, frozenset({MessageType.REQACK, MessageType.MSGACK})),
 }
 
 _BUILDS: Final[Mapping[MessageType, type[Packet]]] = {
