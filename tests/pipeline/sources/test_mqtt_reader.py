@@ -318,6 +318,7 @@ def test_a_stop_during_a_write_acknowledges_what_is_written(
     sent = [b"%d" % n for n in range(20)]
     append = SpoolWriter.append
     writing = threading.Event()
+    written: list[int] = []
     with running_mosquitto(tmp_path / "broker") as mosquitto, publishing(mosquitto.port) as publisher:
         options = options_of(mosquitto.url, tmp_path / "spool", "t")
         with reading(options) as reader:
@@ -328,14 +329,18 @@ def test_a_stop_during_a_write_acknowledges_what_is_written(
 
             def append_when_it_ends(spool: SpoolWriter, batches: Iterable[pa.RecordBatch]) -> None:
                 writing.set()
-                assert reader._intake is not None
-                ending = reader._intake.receiver._ending
-                eventually(lambda: ending is not None and ending.done())
+                eventually(is_ending)
                 append(spool, batches)
+                written.append(spool.next)
+
+            def is_ending() -> bool:
+                ending = reader._intake and reader._intake.receiver._ending
+                return ending is not None and ending.done()
 
             monkeypatch.setattr(SpoolWriter, "append", append_when_it_ends)
             reader._started()
             assert writing.wait(60)
+        assert len(written) == 1
         monkeypatch.undo()
         with reading(options) as reader:
             reader.prepareForTriggerAvailableNow()
