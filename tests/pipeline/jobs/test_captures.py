@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from polybus.cli.pipeline import book_lines
 from polybus.errors import ConfigError, PolybusError, UsageError
 from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.run import run_continuously, run_once
@@ -107,6 +108,10 @@ def test_every_packet_is_there_once_and_has_a_fate(filled):
         {"read": len(b), "fragments": 3, "rejected": 2, "other": 1},
     ]
     assert sum(book["rows"] for book in books.values()) == lake.read("packets").count()
+    (said,) = book_lines(lake)
+    assert (
+        said == f"{len(a) + len(b) + 6} packets = {len(a) + len(b)} read + 3 fragments + 2 rejected + 1 other"
+    )
     assert [book["bytes"]["difference"] for book in books.values()] == [0, 0]
     assert books[0]["bytes"]["duplicate_bytes"] > SIZE
     reasons = {row["reason"] for row in lake.read("rejected_frames").collect()}
@@ -224,11 +229,12 @@ def test_nothing_there_yet_is_no_error(spark, tmp_path):
 def test_wrong_settings_are_named(spark, tmp_path):
     with pytest.raises(ConfigError, match=r"captures\.ports: 'http' is no port"):
         run_once(spark, settings_in(tmp_path, ports={"http": "mqtt"}))
-    put(tmp_path / "in", "a.pcap", pcap(conversation(1)))
     with pytest.raises(UsageError, match="carrier-pigeon"):
         run_once(spark, settings_in(tmp_path, ports={"5": "carrier-pigeon"}))
     with pytest.raises(UsageError, match=r"captures\.runs: .*none\.jsonl cannot be read"):
         run_once(spark, settings_in(tmp_path, runs=str(tmp_path / "none.jsonl")))
+    with pytest.raises(UsageError, match="'a#' is no topic filter"):
+        run_once(spark, settings_in(tmp_path, types={"All": "a#"}))
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,26 @@ from pyspark.sql import DataFrame
 
 from polybus.pipeline.jobs.captures import JOB
 from polybus.pipeline.lake import Lake
-from polybus.pipeline.runs import load_runs
+from polybus.pipeline.runs import Run, load_runs
 from polybus.pipeline.settings import Captures
 from polybus.pipeline.transforms import overhead
-from polybus.pipeline.transforms.traffic import traffic_by_type
+from polybus.pipeline.transforms.frames_protocols import check_ports
+from polybus.pipeline.transforms.traffic import topic_pattern, traffic_by_type
 
 DONE_FILE: Final = "captures.json"
 
 
+def check_captures(settings: Captures) -> None:
+    """Raises `UsageError` for runs, ports or types that cannot be used."""
+    check_ports(settings.protocols())
+    for topic_filter in settings.types.values():
+        topic_pattern(topic_filter)
+    _runs(settings)
+
+
 def refresh_captures(lake: Lake, settings: Captures) -> Iterator[str]:
     """The names of the tables, each before it is made. What was interrupted is done again."""
-    runs = load_runs(Path(settings.runs)) if settings.runs is not None else None
+    runs = _runs(settings)
     last = max(lake.books(JOB), default=-1)
     now = {"batch": last, "types": settings.types, "runs": msgspec.to_builtins(runs)}
     done_file = lake.files.at("books", DONE_FILE)
@@ -38,6 +47,10 @@ def refresh_captures(lake: Lake, settings: Captures) -> Iterator[str]:
         yield "overhead"
         lake.replace("overhead", overhead.overhead(lake.read("overhead_by_run")))
     lake.files.write_text(done_file, json.dumps(now))
+
+
+def _runs(settings: Captures) -> list[Run] | None:
+    return None if settings.runs is None else load_runs(Path(settings.runs))
 
 
 def _by_run(lake: Lake, runs: DataFrame) -> DataFrame:

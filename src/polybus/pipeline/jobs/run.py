@@ -17,7 +17,7 @@ from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.geography import Map, parse_map
 from polybus.pipeline.jobs.captures import JOB as CAPTURES
 from polybus.pipeline.jobs.captures import CaptureIntake
-from polybus.pipeline.jobs.captures_gold import refresh_captures
+from polybus.pipeline.jobs.captures_gold import check_captures, refresh_captures
 from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.days import refresh_days
 from polybus.pipeline.jobs.events import event_intake, event_stream
@@ -46,6 +46,7 @@ class PipelineFailed(PolybusError):
 def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: None) -> Lake:
     """Takes in what is there now, and makes of it what can be made. A second call goes on where it ended."""
     with _prepared(spark, settings) as (lake, map):
+        captures = _capture_intake(lake, settings)
         for queries in _stages(lake, settings, map, lambda writer: writer.trigger(availableNow=True)):
             with _stopping(lake, queries):
                 while any(query.isActive for query in queries):
@@ -53,7 +54,6 @@ def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: No
                     time.sleep(POLL_S)
                 for query in queries:
                     _check(lake, query)
-        captures = _capture_intake(lake, settings)
         if captures is not None:
             captures.wait_at_rest()
             _take_captures(captures)
@@ -74,13 +74,13 @@ def run_continuously(
     once more."""
     every = f"{settings.trigger_s:g} seconds"
     with _prepared(spark, settings) as (lake, map):
+        captures = _capture_intake(lake, settings)
         queries = [
             query
             for stage in _stages(lake, settings, map, lambda writer: writer.trigger(processingTime=every))
             for query in stage
         ]
         with _stopping(lake, queries):
-            captures = _capture_intake(lake, settings)
             refresh_at = time.monotonic() + settings.refresh_s
             while is_wanted():
                 for query in queries:
@@ -151,7 +151,11 @@ def _stages(lake: Lake, settings: Settings, map: Map, trigger: Trigger) -> Itera
 
 
 def _capture_intake(lake: Lake, settings: Settings) -> CaptureIntake | None:
-    return None if settings.captures is None else CaptureIntake(lake, settings.captures)
+    """Raises `UsageError` for what would come to light only when there are captures."""
+    if settings.captures is None:
+        return None
+    check_captures(settings.captures)
+    return CaptureIntake(lake, settings.captures)
 
 
 def _take_captures(captures: CaptureIntake) -> None:
