@@ -138,7 +138,7 @@ def _stages(lake: Lake, settings: Settings, map: Map, trigger: Trigger) -> Itera
     """What feeds before what is fed: geofences read what messages wrote."""
     first: list[StreamingQuery] = []
     if settings.messages is not None:
-        messages = message_intake(lake, settings.fleet)
+        messages = message_intake(lake, settings.fleet, settings.messages)
         messages.prepare()
         first.append(messages.start(message_stream(lake.spark, settings.messages), trigger))
     if settings.events is not None:
