@@ -6,7 +6,12 @@ from pathlib import Path
 from polybus.pipeline.schemas import TABLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
-INPUTS = {"messages": "a stream, or MQTT, or files", "events": "the bus's event file"}
+INPUTS = {
+    "messages": "a stream, or MQTT, or files",
+    "events": "the bus's event file",
+    "packets": "capture files",
+}
+REPLACED = {"days": "by day", "whole": "made anew as a whole"}
 
 
 def lineage() -> str:
@@ -26,9 +31,7 @@ def lineage() -> str:
 def tables() -> str:
     lines = []
     for name, table in TABLES.items():
-        kind = (
-            f"a view of `{table.view_of}`" if table.view_of else "by day" if table.job == "days" else "appended"
-        )
+        kind = f"a view of `{table.view_of}`" if table.view_of else REPLACED.get(table.job, "appended")
         lines += [f"### `{name}`", "", f"{table.layer}, {kind}: {table.about}.", ""]
         columns = [f"`{field.name}` {field.dataType.simpleString()}" for field in table.schema.fields]
         lines += [", ".join(re.sub(r"(array<)?struct<.*", r"\1struct", each) for each in columns), ""]

@@ -26,6 +26,13 @@ LOOKS: Final = 3
 REPLACED: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
 """What Spark says when a file was there a moment ago."""
 DEFAULT_CONFIG: Final = Path("pipeline.toml")
+JOBS: Final = {
+    "messages": "messages",
+    "events": "events",
+    "geofences": "geofence events",
+    "captures": "packets",
+}
+"""And what their rows are."""
 
 app = typer.Typer(
     help="From messages and events to tables, on Spark. Needs the extra polybus\\[spark] and Java 17.",
@@ -353,7 +360,7 @@ def _time(text: str | None, option: str, now: datetime) -> datetime | None:
 def book_lines(lake: "Lake") -> list[str]:
     """What came and what became of it: the two are equal, or the run would have failed."""
     lines = []
-    for job, what in (("messages", "messages"), ("events", "events"), ("geofences", "geofence events")):
+    for job, what in JOBS.items():
         books = list(lake.books(job).values())
         if not books:
             continue
@@ -388,7 +395,7 @@ class _Progress:
         if batches or name in self._rows:
             self._rows[name] = (batches, rows)
             self._now = ""
-        elif not rows and name not in ("messages", "events", "geofences"):
+        elif not rows and name not in JOBS:
             self._now = f"making {name}"
         said = [f"{job}: {rows:,} rows in {batches} batches" for job, (batches, rows) in self._rows.items()]
         self._status.update(

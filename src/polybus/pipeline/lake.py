@@ -4,6 +4,7 @@
     <root>/bronze/messages/batch=011/merged-….parquet    those up to 11, made into one (`folders`, `compaction`)
     <root>/silver/records/batch=12/fate=kept/kind=position/…
     <root>/gold/cap_use/day=2026-05-04/…                  replaced, a folder a day
+    <root>/gold/overhead/whole/…                          replaced, all of it
     <root>/books/messages/0000000012.json                 what batch 12 brought; it is complete if this exists
     <root>/checkpoints/…                                  Spark's own
     <root>/.writer                                        is locked while a pipeline writes here
@@ -26,13 +27,16 @@ from polybus.errors import UsageError
 from polybus.pipeline.books import Book, Books
 from polybus.pipeline.files import Files
 from polybus.pipeline.folders import BATCH, Folder, folder_name, in_force, parse_name
-from polybus.pipeline.schemas import TABLES, Table
+from polybus.pipeline.schemas import TABLES
+from polybus.pipeline.tables import Table
 from polybus.pipeline.turns import Turns
 from polybus.pipeline.views import VIEWS
 
 COVERS_FILE: Final = "_covers.json"
 """In a folder made of others: from which batch on."""
 MERGED: Final = "merged-"
+WHOLE: Final = "whole"
+OLD: Final = ".old-"
 FORMAT_FILE: Final = "lake.json"
 FORMAT: Final = 1
 
@@ -65,6 +69,10 @@ class Lake:
         table = table_named(name)
         if table.view_of:
             return VIEWS[name](self.read(table.view_of))
+        if table.job == "whole":
+            if not self.files.exists(f"{self.path(name)}/{WHOLE}"):
+                return self.spark.createDataFrame([], table.schema)
+            return self.spark.read.schema(table.schema).parquet(f"{self.path(name)}/{WHOLE}")
         if table.job == "days":
             if not any("=" in each for each in self.files.names(self.path(name))):
                 return self.spark.createDataFrame([], table.schema)
@@ -168,14 +176,23 @@ class Lake:
             writing
         )
         for day in days:
-            target, fresh, old = f"{path}/day={day}", f"{writing}/day={day}", f"{path}/.old-{day}"
-            if self.files.exists(target):
-                self.files.delete(old)
-                self.files.move(target, old)
-            if self.files.exists(fresh):
-                self.files.move(fresh, target)
-            self.files.delete(old)
+            self._swap(f"{path}/day={day}", f"{writing}/day={day}", f"{path}/{OLD}{day}")
         self.files.delete(writing)
+
+    def replace(self, name: str, rows: DataFrame) -> None:
+        """`rows` are all there is."""
+        path, writing = self.path(name), f"{self.path(name)}/.writing-{WHOLE}"
+        self.write_rows(name, rows.coalesce(1), writing)
+        self._swap(f"{path}/{WHOLE}", writing, f"{path}/{OLD}{WHOLE}")
+
+    def _swap(self, target: str, fresh: str, old: str) -> None:
+        """Whenever it ends in between, `recover` finds the one or the other."""
+        if self.files.exists(target):
+            self.files.delete(old)
+            self.files.move(target, old)
+        if self.files.exists(fresh):
+            self.files.move(fresh, target)
+        self.files.delete(old)
 
     # --- books ------------------------------------------------------------------------------------
 
@@ -208,12 +225,13 @@ class Lake:
             path = self.path(name)
             for leftover in list(self.files.leftovers(path)):
                 self.files.delete(leftover)
-            if TABLES[name].job != "days" and not TABLES[name].view_of:
+            if TABLES[name].is_appended:
                 for folder in self.folders(name)[1]:
                     self.files.delete(f"{path}/{folder.name}")
             for each in self.files.names(path):
-                if each.startswith(".old-"):
-                    target = f"{path}/day={each.removeprefix('.old-')}"
+                if each.startswith(OLD):
+                    what = each.removeprefix(OLD)
+                    target = f"{path}/{what if what == WHOLE else f'day={what}'}"
                     if self.files.exists(target):
                         self.files.delete(f"{path}/{each}")
                     else:

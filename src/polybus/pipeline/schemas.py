@@ -8,36 +8,12 @@ nothing, and a view reads its own folders and columns only.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, ByteType, StructField, StructType
 
-TEXT, LONG, INT, DOUBLE, BOOL = StringType(), LongType(), IntegerType(), DoubleType(), BooleanType()
-TIME, DAY, BYTES = TimestampType(), DateType(), BinaryType()
-
-Layer = Literal["bronze", "silver", "gold"]
-Job = Literal["messages", "events", "geofences", "days"]
-"""`days`: recomputed a day at a time when something new of that day came; the others append batches."""
-
-
-def columns(**types: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in types.items()])
-
+from polybus.pipeline.schemas_captures import CAPTURE_TABLES
+from polybus.pipeline.tables import BOOL, BYTES, DAY, DOUBLE, INT, LONG, TEXT, TIME, Table, columns
 
 PAIR: Final = columns(name=TEXT, value=TEXT)
 
@@ -140,19 +116,6 @@ LOG_COLUMNS: Final = tuple(name for name in LOG_LINES.names if name not in ("why
 
 def _record(kind: str) -> StructType:
     return StructType([*columns(**_KEPT).fields, *KINDS[kind].fields])
-
-
-@dataclass(frozen=True)
-class Table:
-    layer: Layer
-    job: Job
-    about: str
-    schema: StructType
-    reads: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
-    """The columns whose values are folders; they are the last ones."""
-    view_of: str = ""
-    """It is not stored, but seen in that one (`views`)."""
 
 
 TABLES: Final[Mapping[str, Table]] = {
@@ -366,4 +329,5 @@ TABLES: Final[Mapping[str, Table]] = {
         columns(day=DAY, service_name=TEXT, outcome=TEXT, requests=LONG, share=DOUBLE),
         ("requests",),
     ),
+    **CAPTURE_TABLES,
 }

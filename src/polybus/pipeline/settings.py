@@ -9,6 +9,10 @@ options = { url = "http://127.0.0.1:8080", stream = "fleet" }
 [events]
 path = "data/events.jsonl*"
 
+[captures]
+path = "captures"
+runs = "runs.jsonl"
+
 [fleet]
 map = "map.geojson"
 cap_bytes = 10_000_000
@@ -17,7 +21,7 @@ cap_bytes = 10_000_000
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -28,6 +32,13 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Size = Annotated[int, msgspec.Meta(ge=1)]
 DEFAULT_FOLDER = "data/pipeline"
+TYPES: Final = {
+    "Vehicle data": "fleet/+/vehicle",
+    "Position data": "fleet/+/position",
+    "Tachograph data": "fleet/+/tachograph",
+    "Software updates": "fleet/+/update",
+}
+"""Those of `polybus fleet`."""
 
 
 class Messages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +52,29 @@ class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     """The broker's `server.event_file`; with `*` behind it, what was rotated away is found too."""
     max_bytes_per_batch: Size = 256 << 20
+
+
+class Captures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files of tcpdump and others: packets, protocol frames, what protocols cost."""
+
+    path: str
+    """A folder, a file or a pattern."""
+    runs: str | None = None
+    """JSON lines: what was tried, for the overhead (`runs.Run`)."""
+    ports: dict[str, str] = {}
+    """Which protocol a server's port speaks, where that cannot be seen; `1884 = "mqtt-sn"`."""
+    types: dict[str, str] = msgspec.field(default_factory=TYPES.copy)
+    """Types of traffic and the topics that belong to them; the first that matches counts."""
+    settle_s: NotNegative = 5.0
+    """How long nobody must have written to a file before it is taken."""
+    max_bytes_per_batch: Size = 256 << 20
+
+    def protocols(self) -> dict[int, str]:
+        """`ports` by number. Raises `ConfigError`."""
+        for port in self.ports:
+            if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65_535):
+                raise ConfigError(f'captures.ports: {port!r} is no port; write 1884 = "mqtt-sn"')
+        return {int(port): protocol for port, protocol in self.ports.items()}
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tables, books and checkpoints. On a cluster, a place that every worker sees."""
     messages: Messages | None = None
     events: Events | None = None
+    captures: Captures | None = None
     fleet: Fleet = Fleet()
     trigger_s: Positive = 5.0
     """Between two batches, with --continuous."""
@@ -104,6 +139,10 @@ def _beside(settings: Settings, folder: Path) -> Settings:
     settings = replace(settings, folder=place(settings.folder))
     if settings.events is not None:
         settings = replace(settings, events=replace(settings.events, path=place(settings.events.path)))
+    if settings.captures is not None:
+        captures = settings.captures
+        runs = captures.runs and place(captures.runs)
+        settings = replace(settings, captures=replace(captures, path=place(captures.path), runs=runs))
     if settings.fleet.map is not None:
         settings = replace(settings, fleet=replace(settings.fleet, map=place(settings.fleet.map)))
     if settings.messages is not None and "path" in settings.messages.options:

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from polybus.pipeline.schemas import KINDS
-from polybus.pipeline.transforms import fleet, logs
+from polybus.pipeline.transforms import fleet, frames, logs
 
 VIEWS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
     "ledger": fleet.ledger,
@@ -17,4 +17,8 @@ VIEWS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
     "late": fleet.late,
     "log": logs.log,
     "rejected_events": logs.rejected_events,
+    "frames": frames.frames,
+    "rejected_frames": frames.rejected,
+    "frame_gaps": frames.gaps,
+    "frame_streams": frames.streams,
 }

@@ -1,5 +1,6 @@
 """tcpdump beside real brokers and clients: what the tables say is what the clients did (LB-03, PL-03)."""
 
+import json
 import shutil
 import subprocess
 from collections import Counter
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from polybus.pipeline.jobs.run import run_once
+from polybus.pipeline.settings import Captures, Settings
 from polybus.pipeline.sources.pcap.batches import read_batches
 from polybus.pipeline.sources.pcap.source import map_file
 from polybus.pipeline.transforms.frames import conversations, frames
@@ -137,6 +140,28 @@ def test_real_traffic(spark: SparkSession, recorded: tuple[Path, dict[str, int]]
     names = ("link_bytes", "network_bytes", "transport_bytes", "application_bytes")
     assert [headers["mqtt", "publish"][name] for name in names] == [14, 20, 32, 38]
     assert headers["mqtt", "acknowledgement"]["application_bytes"] == 4
+
+
+def test_a_recording_as_a_job(
+    spark: SparkSession, recorded: tuple[Path, dict[str, int]], tmp_path: Path
+) -> None:
+    """What tcpdump wrote, as `polybus pipeline run` takes it: the books balance."""
+    path, ports = recorded
+    run = {"scenario": "m", "protocol": "mqtt", "loss_percent": 0, "payload_bytes": SIZE, "messages": MESSAGES}
+    (tmp_path / "runs.jsonl").write_text(json.dumps({**run, "port": ports["mosquitto"], "capture": path.name}))
+    captures = Captures(str(path), runs=str(tmp_path / "runs.jsonl"), types={"Sensors": "scania/#"}, settle_s=0)
+    lake = run_once(spark, Settings(folder=str(tmp_path / "lake"), captures=captures))
+    count = sum(batch.num_rows for batch in read_batches(map_file(str(path)), str(path)))
+    (book,) = lake.books("captures").values()
+    assert book["fates"] == {"read": count, "fragments": 0, "rejected": 0, "other": 0}
+    assert lake.read("packets").count() == count
+    by_port = {row.server_port: row.protocol for row in lake.read("frames").collect()}
+    assert by_port == {ports["polybus"]: "mqtt", ports["mosquitto"]: "mqtt", ports["tbus"]: "tbus"}
+    (cell,) = lake.read("overhead").collect()
+    assert (cell.runs, cell.failed, cell.application_bytes) == (1, 0, MESSAGES * SIZE)
+    traffic = {row.traffic_type: row for row in lake.read("capture_traffic").collect()}
+    # Mosquitto, TBus and both ways through Polybus, where there is one more of one byte.
+    assert traffic["Sensors"].delivered_bytes == 4 * MESSAGES * SIZE + 2
 
 
 def test_the_arrow_reader_agrees_with_tcpdump(recorded: tuple[Path, dict[str, int]]) -> None:

@@ -221,6 +221,7 @@ def runs(spark: SparkSession) -> DataFrame:
         ("m1", "mqtt", 4.0, 100, 40, PORT, None, None, "mqtt_a.pcap", None),
         ("m2", "mqtt", 4.0, 100, 40, PORT, None, None, "mqtt_b.pcap", None),
         ("m3", "mqtt", 4.0, 100, 99, PORT + 1, None, None, "mqtt_b.pcap", None),
+        ("a1", "amqp", 0.0, 1, 0, AMQP_PORT, None, None, "amqp.pcap", None),
         ("m4", "mqtt", 30.0, 100, 40, PORT, None, None, "mqtt_z.pcap", "the broker did not answer"),
         ("s1", "mqtt-sn", 0.0, 3000, 5, SN_PORT, None, None, "sn.pcap", None),
         ("s2", "mqtt-sn", 0.0, 3000, 6, SN_PORT, None, None, "sn_one.pcap", None),
@@ -232,7 +233,7 @@ def runs(spark: SparkSession) -> DataFrame:
 def test_overhead(spark: SparkSession, captured: dict[str, Any]) -> None:
     by_run = overhead_by_run(captured["packets"], runs(spark), captured["read"]).localCheckpoint()
     found = {row["scenario"]: row for row in collect(by_run)}
-    assert set(found) == {"m1", "m2", "m3", "m4", "s1", "s2", "o1"}
+    assert set(found) == {"m1", "m2", "m3", "m4", "s1", "s2", "o1", "a1"}
     for scenario, file, messages, size in [("m1", "mqtt_a.pcap", 40, 100), ("s1", "sn.pcap", 5, 3000)]:
         packets: list[Packet] = captured["files"][file]
         row = found[scenario]
@@ -254,6 +255,7 @@ def test_overhead(spark: SparkSession, captured: dict[str, Any]) -> None:
     assert found["m3"]["status"] == f"failed: no packets of port {PORT + 1} in mqtt_b.pcap"
     assert found["m4"]["status"] == "failed: the broker did not answer"
     assert found["s2"]["status"] == "failed: 1 of 18000 bytes were published"
+    assert found["a1"]["status"] == "failed: 1 bytes were published, and the run was to have 0"
     assert found["o1"]["status"].startswith("failed: the capture is damaged: bytes ")
 
     cells = {(row["protocol"], row["loss_percent"]): row for row in collect(overhead(by_run))}

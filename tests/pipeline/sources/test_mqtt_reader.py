@@ -6,11 +6,13 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -21,7 +23,7 @@ from polybus.pipeline.sources.mqtt import source as mqtt_source
 from polybus.pipeline.sources.mqtt.receiver import ReceiverFailed
 from polybus.pipeline.sources.mqtt.schema import ARROW_SCHEMA
 from polybus.pipeline.sources.mqtt.source import MqttSource, MqttStreamReader
-from polybus.pipeline.sources.mqtt.spool import RowsGone, SpoolBusy
+from polybus.pipeline.sources.mqtt.spool import RowsGone, SpoolBusy, SpoolWriter
 from polybus.pipeline.sources.options import OptionError
 from tests.client.brokers import PASSWORD, USER, Broker, running_broker, unique
 from tests.client.certificates import Certificates
@@ -307,6 +309,43 @@ def test_a_full_spool_stops_acknowledging_and_goes_on(tmp_path: Path, monkeypatc
             eventually(take)
     assert found == sent
     assert most < 1_000_000
+
+
+def test_a_stop_during_a_write_acknowledges_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the spool does not come again."""
+    sent = [b"%d" % n for n in range(20)]
+    append = SpoolWriter.append
+    writing = threading.Event()
+    written: list[int] = []
+    with running_mosquitto(tmp_path / "broker") as mosquitto, publishing(mosquitto.port) as publisher:
+        options = options_of(mosquitto.url, tmp_path / "spool", "t")
+        with reading(options) as reader:
+            start = reader.initialOffset()
+        publisher.send("t", sent)
+        publisher.wait()
+        with reading(options) as reader:
+
+            def append_when_it_ends(spool: SpoolWriter, batches: Iterable[pa.RecordBatch]) -> None:
+                writing.set()
+                eventually(is_ending)
+                append(spool, batches)
+                written.append(spool.next)
+
+            def is_ending() -> bool:
+                ending = reader._intake and reader._intake.receiver._ending
+                return ending is not None and ending.done()
+
+            monkeypatch.setattr(SpoolWriter, "append", append_when_it_ends)
+            reader._started()
+            assert writing.wait(60)
+        assert len(written) == 1
+        monkeypatch.undo()
+        with reading(options) as reader:
+            reader.prepareForTriggerAvailableNow()
+            found = rows(reader, start, reader.latestOffset(start, ReadAllAvailable()))
+    assert payloads(found) == sent
 
 
 def test_commit_deletes_and_a_late_one_does_no_harm(tmp_path: Path) -> None:

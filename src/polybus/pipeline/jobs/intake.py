@@ -35,8 +35,9 @@ class CheckpointMismatch(PolybusError):
 
 class Intake:
     """Runs on the driver. `place` are the two columns that say where a row stands in the source: the part,
-    and the number in it, which only grows. `time`: the column that says when it came, if there is one; a source
-    that was begun anew has the same numbers at later times."""
+    and the number in it, which only grows. A source that was begun anew has the same numbers: it is told by
+    `source_id`, which asks for the source's id ("": it has none), or else by `time`, the column that says when
+    a row came, if there is one."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Intake:
         place: tuple[str, str],
         process: Process,
         time: str | None = None,
+        source_id: Callable[[], str] = lambda: "",
     ) -> None:
         self._lake = lake
         self._job = job
@@ -55,8 +57,14 @@ class Intake:
         self._process = process
         self._checkpoint = lake.files.at("checkpoints", job)
         self._base = 0
-        self._known: list[Row] = []
-        """The last number in each part that bronze has from before the checkpoint began, and the last time."""
+        self._source_id = source_id
+        self._sources_file = lake.files.at("books", f"{job}.sources.json")
+        self._sources: dict[int, str] = {}
+        """Batch → the id of the source from it on."""
+        self._known: dict[str, int] = {}
+        """The last number in each part that bronze has of this source from before the checkpoint began."""
+        self._known_by_time: list[Row] = []
+        """The same of batches whose source is not known, and the last time."""
 
     def prepare(self) -> None:
         """Before the stream starts: finish what an earlier life began, and find out where to go on."""
@@ -75,15 +83,40 @@ class Intake:
                     used.update(self._lake.batches(name))
             self._base = max(used, default=-1) + 1
             files.write_text(base_file, json.dumps({"base": self._base}))
+        if files.exists(self._sources_file):
+            noted = json.loads(files.read_text(self._sources_file))
+            self._sources = {int(batch): source for batch, source in noted.items()}
         if self._base:
-            part, number = self._place
-            newest = F.unix_micros(F.max(self._time)) if self._time else F.lit(None)
-            before = self._lake.read_batches(self._bronze, range(self._base))
-            self._known = before.groupBy(part).agg(F.max(number), newest).collect()
+            self._find_known(self._source_id())
 
     def start(self, stream: DataFrame, trigger: Trigger) -> StreamingQuery:
         writer = stream.writeStream.queryName(self._job).option("checkpointLocation", self._checkpoint)
         return trigger(writer.foreachBatch(self._take)).start()
+
+    def _find_known(self, source: str) -> None:
+        """What came before the checkpoint began and may come again."""
+        part, number = self._place
+        first_noted = min(self._sources, default=self._base) if source else self._base
+        books = self._lake.books(self._job)
+        for batch in range(first_noted, self._base):
+            if batch in books and self._source_of(batch) == source:
+                for name, (_, last) in books[batch]["places"].items():
+                    self._known[name] = max(last, self._known.get(name, last))
+        newest = F.unix_micros(F.max(self._time)) if self._time else F.lit(None)
+        before = self._lake.read_batches(self._bronze, range(min(first_noted, self._base)))
+        self._known_by_time = before.groupBy(part).agg(F.max(number), newest).collect()
+
+    def _source_of(self, batch: int) -> str:
+        """Empty: it was not noted."""
+        since = max((each for each in self._sources if each <= batch), default=None)
+        return "" if since is None else self._sources[since]
+
+    def _note_source(self, batch: int) -> None:
+        """Before anything of the batch is written."""
+        source = self._source_id()
+        if source and self._source_of(batch) != source:
+            self._sources[batch] = source
+            self._lake.files.write_text(self._sources_file, json.dumps(self._sources))
 
     def _take(self, rows: DataFrame, batch_id: int) -> None:
         """Runs on the driver, once per batch, and again for one that did not come to its end."""
@@ -93,6 +126,7 @@ class Intake:
                 self._check_same(self._unknown(rows), batch)
                 return
             if not self._lake.has_batch(self._bronze, batch):
+                self._note_source(batch)
                 self._lake.append(self._bronze, batch, self._unknown(rows))
             self._finish(batch)
 
@@ -119,15 +153,22 @@ class Intake:
             )
 
     def _unknown(self, rows: DataFrame) -> DataFrame:
-        if not self._known:
-            return rows
-        number = self._place[1]
-        is_known = F.col(number) <= self._of_part(1)
-        if self._time:
-            is_known &= F.unix_micros(self._time) <= self._of_part(2)
-        return rows.where(~F.coalesce(is_known, F.lit(False)))
+        number = F.col(self._place[1])
+        if self._known:
+            rows = _unless(rows, number <= self._of_part(self._known))
+        if self._known_by_time:
+            is_known = number <= self._of_part({str(row[0]): row[1] for row in self._known_by_time})
+            if self._time:
+                newest = self._of_part({str(row[0]): row[2] for row in self._known_by_time})
+                is_known &= F.unix_micros(self._time) <= newest
+            rows = _unless(rows, is_known)
+        return rows
 
-    def _of_part(self, index: int) -> Column:
+    def _of_part(self, known: dict[str, int]) -> Column:
         """Of the row's part; null for a part that is not known."""
-        known = F.create_map(*[F.lit(each) for row in self._known for each in (row[0], row[index])])
-        return F.try_element_at(known, F.col(self._place[0]))
+        pairs = F.create_map(*[F.lit(each) for pair in known.items() for each in pair])
+        return F.try_element_at(pairs, F.col(self._place[0]).cast("string"))
+
+
+def _unless(rows: DataFrame, condition: Column) -> DataFrame:
+    return rows.where(~F.coalesce(condition, F.lit(False)))

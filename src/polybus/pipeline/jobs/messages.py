@@ -15,6 +15,9 @@ from polybus.pipeline.jobs.intake import Intake
 from polybus.pipeline.lake import Lake
 from polybus.pipeline.schemas import MESSAGES
 from polybus.pipeline.settings import Fleet, Messages
+from polybus.pipeline.sources.polybus.options import PolybusOptions
+from polybus.pipeline.sources.polybus.places import open_place
+from polybus.pipeline.sources.polybus.source import PolybusSource
 from polybus.pipeline.transforms import fleet
 from polybus.pipeline.transforms.fleet import Fate
 from polybus.pipeline.transforms.messages import as_messages
@@ -41,13 +44,25 @@ def message_stream(spark: SparkSession, settings: Messages) -> DataFrame:
     return as_messages(rows)
 
 
-def message_intake(lake: Lake, settings: Fleet) -> Intake:
+def message_intake(lake: Lake, settings: Fleet, messages: Messages) -> Intake:
     limits = Limits(settings.max_payload_bytes, settings.max_clock_error_s)
 
     def process(bronze: DataFrame, batch: int) -> Book:
         return _process(lake, settings, limits, bronze, batch)
 
-    return Intake(lake, JOB, "messages", ("partition", "offset"), process, time="time")
+    def source_id() -> str:
+        return stream_id(messages)
+
+    return Intake(lake, JOB, "messages", ("partition", "offset"), process, time="time", source_id=source_id)
+
+
+def stream_id(settings: Messages) -> str:
+    """Empty: what is read has none."""
+    if settings.format != PolybusSource.name():
+        return ""
+    options = PolybusOptions.parse({name: _as_option(value) for name, value in settings.options.items()})
+    with open_place(options) as place:
+        return place.facts().id
 
 
 def watermark_before(books: dict[int, Book], batch: int, late_after_s: float) -> datetime | None:
@@ -60,6 +75,11 @@ def watermark_before(books: dict[int, Book], batch: int, late_after_s: float) ->
     if newest is None:
         return None
     return datetime.fromtimestamp(newest / 1000, UTC) - timedelta(seconds=late_after_s)
+
+
+def _as_option(value: str | int | float | bool) -> str:
+    """As Spark would write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _process(lake: Lake, settings: Fleet, limits: Limits, bronze: DataFrame, batch: int) -> Book:

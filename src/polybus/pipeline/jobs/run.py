@@ -15,6 +15,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from polybus.errors import PolybusError, UsageError
 from polybus.pipeline.geography import Map, parse_map
+from polybus.pipeline.jobs.captures import JOB as CAPTURES
+from polybus.pipeline.jobs.captures import CaptureIntake
+from polybus.pipeline.jobs.captures_gold import check_captures, refresh_captures
 from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.days import refresh_days
 from polybus.pipeline.jobs.events import event_intake, event_stream
@@ -43,6 +46,7 @@ class PipelineFailed(PolybusError):
 def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: None) -> Lake:
     """Takes in what is there now, and makes of it what can be made. A second call goes on where it ended."""
     with _prepared(spark, settings) as (lake, map):
+        captures = _capture_intake(lake, settings)
         for queries in _stages(lake, settings, map, lambda writer: writer.trigger(availableNow=True)):
             with _stopping(lake, queries):
                 while any(query.isActive for query in queries):
@@ -50,6 +54,9 @@ def run_once(spark: SparkSession, settings: Settings, tell: Tell = lambda *_: No
                     time.sleep(POLL_S)
                 for query in queries:
                     _check(lake, query)
+        if captures is not None:
+            captures.wait_at_rest()
+            _take_captures(captures)
         _refresh(lake, settings, tell)
         _report(lake, tell)
         return lake
@@ -67,6 +74,7 @@ def run_continuously(
     once more."""
     every = f"{settings.trigger_s:g} seconds"
     with _prepared(spark, settings) as (lake, map):
+        captures = _capture_intake(lake, settings)
         queries = [
             query
             for stage in _stages(lake, settings, map, lambda writer: writer.trigger(processingTime=every))
@@ -79,6 +87,8 @@ def run_continuously(
                     _check(lake, query)
                 _report(lake, tell)
                 if time.monotonic() >= refresh_at:
+                    if captures is not None:
+                        _take_captures(captures)
                     _refresh(lake, settings, tell)
                     refresh_at = time.monotonic() + settings.refresh_s
                 time.sleep(POLL_S)
@@ -90,10 +100,10 @@ def run_continuously(
 
 @contextmanager
 def _prepared(spark: SparkSession, settings: Settings) -> Iterator[tuple[Lake, Map]]:
-    if settings.messages is None and settings.events is None:
+    if settings.messages is None and settings.events is None and settings.captures is None:
         raise UsageError(
-            "there is nothing to read: the configuration needs [messages] (format and options of a source) or "
-            "[events] (path of the broker's event file)"
+            "there is nothing to read: the configuration needs [messages] (format and options of a source), "
+            "[events] (path of the broker's event file) or [captures] (path of capture files)"
         )
     lake = Lake(spark, settings.folder)
     with lake.turns.only_writer():
@@ -103,6 +113,9 @@ def _prepared(spark: SparkSession, settings: Settings) -> Iterator[tuple[Lake, M
 
 def _refresh(lake: Lake, settings: Settings, tell: Tell) -> None:
     refresh_days(lake, settings.fleet, lambda name: tell(name, 0, 0))
+    if settings.captures is not None:
+        for name in refresh_captures(lake, settings.captures):
+            tell(name, 0, 0)
     if settings.merge_batches:
         try:
             compact(lake, fan_in=settings.merge_batches)
@@ -125,7 +138,7 @@ def _stages(lake: Lake, settings: Settings, map: Map, trigger: Trigger) -> Itera
     """What feeds before what is fed: geofences read what messages wrote."""
     first: list[StreamingQuery] = []
     if settings.messages is not None:
-        messages = message_intake(lake, settings.fleet)
+        messages = message_intake(lake, settings.fleet, settings.messages)
         messages.prepare()
         first.append(messages.start(message_stream(lake.spark, settings.messages), trigger))
     if settings.events is not None:
@@ -137,8 +150,24 @@ def _stages(lake: Lake, settings: Settings, map: Map, trigger: Trigger) -> Itera
         yield [start_geofences(lake, map, settings.fleet.settle_s, trigger)]
 
 
+def _capture_intake(lake: Lake, settings: Settings) -> CaptureIntake | None:
+    """Raises `UsageError` for what would come to light only when there are captures."""
+    if settings.captures is None:
+        return None
+    check_captures(settings.captures)
+    return CaptureIntake(lake, settings.captures)
+
+
+def _take_captures(captures: CaptureIntake) -> None:
+    try:
+        captures.prepare()
+        captures.take()
+    except (Py4JJavaError, PySparkException) as error:
+        raise PipelineFailed(f"{CAPTURES}: {_said(error)}") from error
+
+
 def _report(lake: Lake, tell: Tell) -> None:
-    for job in ("messages", "events", "geofences"):
+    for job in ("messages", "events", "geofences", "captures"):
         tell(job, *lake.book_keeping.totals(job))
 
 

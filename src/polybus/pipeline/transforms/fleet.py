@@ -22,7 +22,8 @@ from pyspark.sql.types import StructField, StructType
 
 from polybus.fleet.decoding import Limits, Reason, Rejected, decode_message, split_topic
 from polybus.fleet.records import Position, Record, Tachograph, Update, Vehicle
-from polybus.pipeline.schemas import KINDS, RECORDS, TABLES, TEXT, TIME
+from polybus.pipeline.schemas import KINDS, RECORDS, TABLES
+from polybus.pipeline.tables import TEXT, TIME
 from polybus.pipeline.transforms.messages import protocol_bytes
 
 KEY: Final = ("truck", "kind", "id")

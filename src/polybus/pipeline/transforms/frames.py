@@ -8,7 +8,6 @@ of a byte that is. `books` adds them up.
 """
 
 from collections.abc import Mapping
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -21,24 +20,14 @@ from polybus.pipeline.transforms.frames_rows import (
     COUNTS,
     FRAME,
     GAP,
+    IDENTITY,
     INPUT_COLUMNS,
     ITEM_COLUMNS,
+    PLACE,
     REJECTED,
     STREAM,
 )
 from polybus.pipeline.transforms.packets import TCP, UDP, fragments, is_fragment, is_packet
-
-_IDENTITY: Final = (
-    "file",
-    "connection",
-    "transport",
-    "client",
-    "server",
-    "server_port",
-    "direction",
-    "protocol",
-)
-_PLACE: Final = ("time", "completed", "packet", "last_packet", "position", "frame_bytes")
 
 
 def conversations(
@@ -75,26 +64,26 @@ def conversations(
 def frames(read: DataFrame) -> DataFrame:
     """One row a frame: when its first byte came and when it was complete, its size and what it carries."""
     return read.where(F.col("kind") == FRAME).select(
-        *_IDENTITY, "type", "topic", "packet_id", "is_repeat", *_PLACE, "payload_bytes"
+        *IDENTITY, "type", "topic", "packet_id", "is_repeat", *PLACE, "payload_bytes"
     )
 
 
 def rejected(read: DataFrame) -> DataFrame:
     """Bytes that are in no frame, and why."""
-    return read.where(F.col("kind") == REJECTED).select(*_IDENTITY, *_PLACE, "reason")
+    return read.where(F.col("kind") == REJECTED).select(*IDENTITY, *PLACE, "reason")
 
 
 def gaps(read: DataFrame) -> DataFrame:
     """Bytes that were sent and are not in the capture."""
     return read.where(F.col("kind") == GAP).select(
-        *_IDENTITY, "position", F.col("frame_bytes").alias("missing_bytes"), "reason"
+        *IDENTITY, "position", F.col("frame_bytes").alias("missing_bytes"), "reason"
     )
 
 
 def streams(read: DataFrame) -> DataFrame:
     """One row for each direction of a conversation: its packets, retransmissions and bytes."""
     return read.where(F.col("kind") == STREAM).select(
-        *_IDENTITY, "time", "completed", "packet", "last_packet", *COUNTS, "ended"
+        *IDENTITY, "time", "completed", "packet", "last_packet", *COUNTS, "ended"
     )
 
 

@@ -52,6 +52,10 @@ INPUT_COLUMNS: Final = (
     "payload_length", "payload",
 )  # fmt: skip
 
+IDENTITY: Final = (
+    "file", "connection", "transport", "client", "server", "server_port", "direction", "protocol",
+)  # fmt: skip
+PLACE: Final = ("time", "completed", "packet", "last_packet", "position", "frame_bytes")
 FRAME, REJECTED, GAP, STREAM = "frame", "rejected", "gap", "stream"
 TO_SERVER, TO_CLIENT = "to_server", "to_client"
 COUNTS: Final = (

@@ -9,7 +9,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
 from polybus.errors import UsageError
-from polybus.pipeline.schemas import DOUBLE, LOG_COLUMNS, LOG_LINES, LONG, TEXT, TIME
+from polybus.pipeline.schemas import LOG_COLUMNS, LOG_LINES
+from polybus.pipeline.tables import DOUBLE, LONG, TEXT, TIME
 
 LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 HEAD_BYTES: Final = 1000

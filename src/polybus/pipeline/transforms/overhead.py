@@ -211,6 +211,12 @@ def _status(application: Column) -> Column:
             published < application,
             F.format_string("failed: %d of %d bytes were published", published, application),
         )
+        .when(
+            published > application,
+            F.format_string(
+                "failed: %d bytes were published, and the run was to have %d", published, application
+            ),
+        )
         .otherwise(OK)
     )
 

@@ -15,7 +15,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import StructType
 
 from polybus.pipeline.geography import Geofence, fences_at
-from polybus.pipeline.schemas import TABLES, TEXT, columns
+from polybus.pipeline.schemas import TABLES
+from polybus.pipeline.tables import TEXT, columns
 
 ENTER, LEAVE, BEHIND = "enter", "leave", "behind"
 GEOFENCE_EVENTS: Final[StructType] = TABLES["geofence_events"].schema

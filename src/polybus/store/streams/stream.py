@@ -54,7 +54,7 @@ class Stream:
         """Records that could not be written."""
         self.listeners: WeakSet[Cursor] = WeakSet()
         files.make_folder(folder)
-        self.id = _known_id(folder) or secrets.token_hex(ID_BYTES)
+        self.id = known_id(folder) or secrets.token_hex(ID_BYTES)
         """Its own for ever: one that was deleted and begins anew under the same name has another."""
         there = _partitions_there(folder)
         if there > rule.partitions:
@@ -120,7 +120,7 @@ def _describe(rule: StreamRule, identity: str) -> bytes:
     return json.dumps(told, indent=1).encode() + b"\n"
 
 
-def _known_id(folder: Path) -> str | None:
+def known_id(folder: Path) -> str | None:
     """None: it has none yet. Raises StoreError."""
     path = folder / STREAM_FILE
     try:

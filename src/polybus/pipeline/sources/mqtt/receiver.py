@@ -4,7 +4,7 @@ Theory of operation. What one read brings is put in line. One task takes the who
 the spool (a group, one fsync), and only then acknowledges it; meanwhile the next group gathers. So an
 acknowledged message is always on the disk, and one that is on the disk and not acknowledged comes again:
 at least once. While the spool is full nothing is acknowledged, the broker's window closes, and reading
-stops when the line is long.
+stops when the line is long. A stop waits for the group that is being written, and acknowledges it.
 
 The session at the broker is kept: it is where messages wait while nobody receives.
 """
@@ -72,6 +72,8 @@ class Receiver:
         self._arrived: asyncio.Event | None = None
         self._waiting: list[tuple[Arrival, Receipt | None]] = []
         self._waiting_bytes = 0
+        self._keeping: asyncio.Task[None] | None = None
+        """The group that is being written and acknowledged."""
         self._last_arrival = time.monotonic()
         self._sessions_lost = 0
 
@@ -144,7 +146,12 @@ class Receiver:
         finally:
             spooling.cancel()
             await asyncio.wait({spooling})
-            await link.close()
+            try:
+                # What is written and not acknowledged would come again.
+                if self._keeping is not None:
+                    await self._keeping
+            finally:
+                await link.close()
 
     async def _connect(self) -> tuple[Driver, Link]:
         """A first connection is tried for `connectTimeout`, unless trying again is of no use."""
@@ -191,23 +198,25 @@ class Receiver:
 
     async def _spool_arrivals(self, driver: Driver) -> None:
         assert self._arrived is not None
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             await self._until_room()
             group, self._waiting = self._waiting, []
-            if not group:
-                continue
-            size = sum(_size(arrival) for arrival, _ in group)
-            await asyncio.to_thread(self._write, [arrival for arrival, _ in group])
-            now = loop.time()
-            for _, receipt in group:
-                if receipt is not None:
-                    self._core.acknowledge(receipt, now=now)
-            driver.flush_soon()
-            self._waiting_bytes -= size
-            driver.set_reading(self._waiting_bytes < MAX_WAITING_BYTES)
+            if group:
+                self._keeping = asyncio.create_task(self._keep(group, driver))
+                await asyncio.shield(self._keeping)  # a stop ends the waiting, not the group
+
+    async def _keep(self, group: Sequence[tuple[Arrival, Receipt | None]], driver: Driver) -> None:
+        """Write, then acknowledge."""
+        await asyncio.to_thread(self._write, [arrival for arrival, _ in group])
+        now = asyncio.get_running_loop().time()
+        for _, receipt in group:
+            if receipt is not None:
+                self._core.acknowledge(receipt, now=now)
+        driver.flush_soon()
+        self._waiting_bytes -= sum(_size(arrival) for arrival, _ in group)
+        driver.set_reading(self._waiting_bytes < MAX_WAITING_BYTES)
 
     async def _until_room(self) -> None:
         assert self._room is not None

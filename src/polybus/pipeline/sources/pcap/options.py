@@ -50,20 +50,26 @@ def find_files(paths: tuple[str, ...]) -> list[str]:
     """The files that paths, patterns and folders mean, each once. Raises UsageError if there is none."""
     files: dict[str, None] = {}
     for path in paths:
-        local = _local(path)
-        if Path(local).is_dir():
-            names = [str(p) for p in sorted(Path(local).iterdir()) if p.suffix in SUFFIXES]
-        elif Path(local).is_file():
-            names = [local]
-        else:
-            names = [name for name in sorted(glob.glob(local, recursive=True)) if Path(name).is_file()]
+        names = matching_files(path)
         if not names:
             raise UsageError(
                 f"pcap: {path} names no file; it may be a file, a pattern such as captures/*.pcap, or a folder"
                 f" with files that end in {', '.join(SUFFIXES)}"
             )
-        files.update(dict.fromkeys(str(Path(name).absolute()) for name in names))
+        files.update(dict.fromkeys(names))
     return list(files)
+
+
+def matching_files(path: str) -> list[str]:
+    """Whole paths of the files that a path, a pattern or a folder means; there may be none."""
+    local = _local(path)
+    if Path(local).is_dir():
+        names = [str(p) for p in sorted(Path(local).iterdir()) if p.suffix in SUFFIXES and p.is_file()]
+    elif Path(local).is_file():
+        names = [local]
+    else:
+        names = [name for name in sorted(glob.glob(local, recursive=True)) if Path(name).is_file()]
+    return [str(Path(name).absolute()) for name in names]
 
 
 def _local(path: str) -> str:

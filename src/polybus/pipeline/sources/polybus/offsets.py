@@ -2,8 +2,8 @@
 
 An offset of the source is `{"0": 120, "1": 77}`: for each partition, everything before. Where records were
 skipped (`failOnDataLoss` false), `"skipped"` counts their offsets since the query began: it is in the
-checkpoint and in every progress report, so the count outlives restarts. `"began"` says with which offset and
-time each partition began: a stream that was deleted and begun anew has the same offsets, at later times.
+checkpoint and in every progress report, so the count outlives restarts. `"id"` is the stream's: one that was
+deleted and begun anew has another, whatever its offsets are. Checkpoints of before have none, and go on.
 """
 
 import json
@@ -14,7 +14,9 @@ from polybus.errors import PolybusError
 from polybus.pipeline.sources.options import OptionError
 
 SKIPPED: Final = "skipped"
+ID: Final = "id"
 BEGAN: Final = "began"
+"""In checkpoints of before: how each partition began. Not looked at."""
 MAX_OFFSET: Final = 2**63 - 1
 
 Offset: TypeAlias = dict[str, int | str]
@@ -25,8 +27,15 @@ class Held(NamedTuple):
 
     first: int
     next: int
-    first_time: int = 0
-    """Of its first record, in microseconds since 1970; 0: there is none."""
+
+
+class Facts(NamedTuple):
+    """What there is of a stream."""
+
+    held: Mapping[int, Held]
+    """By partition."""
+    id: str = ""
+    """Empty: an earlier broker wrote it, which gave none."""
 
 
 class DataLoss(PolybusError):
@@ -47,51 +56,34 @@ class Piece(NamedTuple):
     end: int
 
 
-def as_offset(positions: Mapping[int, int], skipped: int = 0, began: str = "") -> Offset:
+def as_offset(positions: Mapping[int, int], skipped: int = 0, id: str = "") -> Offset:
     """In one order, for Spark compares the text."""
     offset: Offset = {str(partition): positions[partition] for partition in sorted(positions)}
     if skipped:
         offset[SKIPPED] = skipped
-    if began:
-        offset[BEGAN] = began
+    if id:
+        offset[ID] = id
     return offset
 
 
 def positions_of(offset: Mapping[str, int | str]) -> dict[int, int]:
-    return {int(name): int(position) for name, position in offset.items() if name not in (SKIPPED, BEGAN)}
+    return {int(name): int(position) for name, position in offset.items() if name not in (SKIPPED, ID, BEGAN)}
 
 
-def began_text(held: Mapping[int, Held]) -> str:
-    """`0:120@1700000000000000,1:…`: partition, first offset, its time."""
-    return ",".join(
-        f"{partition}:{there.first}@{there.first_time}"
-        for partition, there in sorted(held.items())
-        if there.first_time
-    )
+def begun_anew(offset: Mapping[str, int | str], now: str) -> bool:
+    """The offset is of another stream than the one with the id `now`."""
+    before = offset.get(ID)
+    return bool(before and now and before != now)
 
 
-def begun_anew(offset: Mapping[str, int | str], now: str) -> set[int]:
-    """Partitions that begin before or later than they did, by what an offset and `began_text` say."""
-    before, after = _parse_began(str(offset.get(BEGAN, ""))), _parse_began(now)
-    return {
-        partition
-        for partition in before.keys() & after.keys()
-        if after[partition][0] < before[partition][0]
-        # A clock that was set back makes the first time smaller; only a new stream makes it larger.
-        or (after[partition][0] == before[partition][0] and after[partition][1] > before[partition][1])
-    }
-
-
-def plan(
-    start: Offset, held: Mapping[int, Held], *, max_rows: int | None = None, until: Offset | None = None
-) -> Planned:
+def plan(start: Offset, facts: Facts, *, max_rows: int | None = None, until: Offset | None = None) -> Planned:
     """Where the next batch ends. `until`: not further than there."""
     positions = positions_of(start)
     limits = positions_of(until) if until is not None else {}
     lost: list[str] = []
     skipped = int(start.get(SKIPPED, 0))
-    began = began_text(held)
-    anew = begun_anew(start, began)
+    held = facts.held
+    is_anew = begun_anew(start, facts.id)
     begin: dict[int, int] = {}
     available: dict[int, int] = {}
     for partition in sorted(positions.keys() | held.keys()):
@@ -100,9 +92,9 @@ def plan(
         if there is None:
             lost.append(f"partition {partition} is not there any more; this query has read it to offset {at}")
             continue
-        if partition in anew:
+        if is_anew:
             lost.append(
-                f"partition {partition} does not begin as it did when this query read it to offset {at}:"
+                f"partition {partition}, which this query has read to offset {at}, was deleted:"
                 " the stream was begun anew"
             )
             at = there.first
@@ -123,7 +115,7 @@ def plan(
     ends = {p: begin[p] + taken[p] for p in begin}
     if ends == positions and not lost:
         return Planned(start, ())  # retention alone is no reason for a batch
-    return Planned(as_offset(ends, skipped, began), tuple(lost))
+    return Planned(as_offset(ends, skipped, facts.id), tuple(lost))
 
 
 def share(available: Mapping[int, int], max_rows: int | None) -> dict[int, int]:
@@ -140,13 +132,15 @@ def share(available: Mapping[int, int], max_rows: int | None) -> dict[int, int]:
     return taken
 
 
-def pieces(start: Offset, end: Offset, held: Mapping[int, Held]) -> tuple[list[Piece], tuple[str, ...]]:
+def pieces(start: Offset, end: Offset, facts: Facts) -> tuple[list[Piece], tuple[str, ...]]:
     """What to read for a batch, and what of it is not there any more, in words."""
     begin, found, lost = positions_of(start), [], []
-    anew = begun_anew(start, str(end.get(BEGAN, "")))
+    # One that was begun anew since the batch was planned has none of its records, and may have their offsets.
+    held = {} if begun_anew(end, facts.id) else facts.held
+    is_anew = begun_anew(start, str(end.get(ID, "")))
     for partition, stop in positions_of(end).items():
         at = begin.get(partition, 0)
-        if at > stop or partition in anew:  # `plan` has said that the stream was begun anew
+        if at > stop or is_anew:  # `plan` has said that the stream was begun anew
             at = 0
         first = held[partition].first if partition in held else stop
         if at < min(first, stop):
@@ -181,15 +175,6 @@ def parse_positions(name: str, text: str, held: Mapping[int, Held]) -> dict[int,
             f"polybus: the option {name} must name every partition and no other, such as {example}, not {text}"
         )
     return {int(key): _position(name, key, value, held[int(key)]) for key, value in given.items()}
-
-
-def _parse_began(text: str) -> dict[int, tuple[int, int]]:
-    found = {}
-    for each in filter(None, text.split(",")):
-        partition, _, rest = each.partition(":")
-        first, _, time = rest.partition("@")
-        found[int(partition)] = int(first), int(time)
-    return found
 
 
 def _position(name: str, key: str, value: object, there: Held) -> int:

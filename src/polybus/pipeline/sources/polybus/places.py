@@ -5,7 +5,7 @@ import http.client
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 import pyarrow as pa
 
 from polybus.errors import PolybusError, UsageError
-from polybus.pipeline.sources.polybus.offsets import Held
+from polybus.pipeline.sources.polybus.offsets import Facts, Held
 from polybus.pipeline.sources.polybus.options import PolybusOptions
 from polybus.store.folder import StoreError
 from polybus.store.streams.partition import (
@@ -24,11 +24,10 @@ from polybus.store.streams.partition import (
     find_time,
     load_segments,
     numbered_folders,
-    times_of,
 )
 from polybus.store.streams.reader import read_stream, trimmed
 from polybus.store.streams.segment import Segment, read_batch
-from polybus.store.streams.start import parse_time
+from polybus.store.streams.stream import known_id
 
 logger = logging.getLogger("polybus.pipeline.streams")
 
@@ -53,8 +52,8 @@ _PASSING: Final = (OSError, http.client.HTTPException, StoreError, _Passing)
 
 
 class Place(Protocol):
-    def held(self) -> Mapping[int, Held]:
-        """What each partition holds."""
+    def facts(self) -> Facts:
+        """What there is now."""
 
     def offset_at(self, partition: int, time_us: int) -> int:
         """Of the first record that came then or later; the next one to come if there is none."""
@@ -91,16 +90,12 @@ class HttpPlace:
     def close(self) -> None:
         self._connection.close()
 
-    def held(self) -> Mapping[int, Held]:
-        facts = self._json("")
-        return {
-            each["partition"]: Held(
-                each["first_offset"],
-                each["next_offset"],
-                parse_time(each["first_time"]) if each["first_time"] else 0,
-            )
-            for each in facts["partitions"]
+    def facts(self) -> Facts:
+        told = self._json("")
+        held = {
+            each["partition"]: Held(each["first_offset"], each["next_offset"]) for each in told["partitions"]
         }
+        return Facts(held, str(told.get("id", "")))
 
     def offset_at(self, partition: int, time_us: int) -> int:
         return int(self._json(f"/{partition}/offset?{urlencode({'time': max(time_us, 0)})}")["offset"])
@@ -197,7 +192,7 @@ class FolderPlace:
     def __init__(self, folder: Path, stream: str) -> None:
         self._folder = folder / "streams" / stream
 
-    def held(self) -> Mapping[int, Held]:
+    def facts(self) -> Facts:
         try:
             found = numbered_folders(self._folder)
         except OSError as error:
@@ -205,11 +200,8 @@ class FolderPlace:
             told = f"there are {', '.join(known)}" if known else "there is none"
             raise StoreError(f"there is no stream in {self._folder}: {error.strerror}; {told}") from error
         rows = {int(path.name): load_segments(path) for path in found}
-        return {
-            number: Held(row[0].first, row[-1].next, (times_of(row) or (0, 0))[0])
-            for number, row in rows.items()
-            if row
-        }
+        held = {number: Held(row[0].first, row[-1].next) for number, row in rows.items() if row}
+        return Facts(held, known_id(self._folder) or "")
 
     def offset_at(self, partition: int, time_us: int) -> int:
         row = self._segments(partition)

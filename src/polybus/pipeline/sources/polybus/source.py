@@ -22,11 +22,11 @@ from polybus.pipeline.sources.batches import joined, split_range
 from polybus.pipeline.sources.options import OptionError
 from polybus.pipeline.sources.polybus.offsets import (
     DataLoss,
+    Facts,
     Held,
     Offset,
     Piece,
     as_offset,
-    began_text,
     parse_positions,
     pieces,
     plan,
@@ -77,9 +77,9 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         """Runs on the driver, once in the life of a checkpoint."""
         with open_place(self._options) as place:
-            held = place.held()
-            starting = positions(place, held, "startingOffsets", self._options.starting)
-            return as_offset(starting, began=began_text(held))
+            facts = place.facts()
+            starting = positions(place, facts.held, "startingOffsets", self._options.starting)
+            return as_offset(starting, id=facts.id)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Runs on the driver, once."""
@@ -91,17 +91,17 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Runs on the driver, once per batch."""
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        planned = plan(start, self._held(), max_rows=max_rows, until=self._target)
+        planned = plan(start, self._facts(), max_rows=max_rows, until=self._target)
         self._note_loss(planned.lost)
         return planned.offset
 
     def reportLatestOffset(self) -> Offset:
         """Runs on the driver, for progress reports: how far the stream is."""
-        return as_offset({partition: each.next for partition, each in self._held().items()})
+        return as_offset({partition: each.next for partition, each in self._facts().held.items()})
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Runs on the driver, once per batch; after a restart, first for the batch that was cut short."""
-        found, lost = pieces(start, end, self._held())
+        found, lost = pieces(start, end, self._facts())
         self._note_loss(lost)
         return _tasks(found, self._options.rows_per_task)
 
@@ -109,9 +109,9 @@ class PolybusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Runs on executors, once per task."""
         return read_piece(self._options, partition.value)
 
-    def _held(self) -> Mapping[int, Held]:
+    def _facts(self) -> Facts:
         with open_place(self._options) as place:
-            return place.held()
+            return place.facts()
 
     def _note_loss(self, lost: tuple[str, ...]) -> None:
         if lost:
@@ -126,7 +126,8 @@ class PolybusBatchReader(DataSourceReader):
         """Runs on the driver, once per action."""
         options = self._options
         with open_place(options) as place:
-            held = place.held()
+            facts = place.facts()
+            held = facts.held
             start = positions(place, held, "startingOffsets", options.starting)
             end = positions(place, held, "endingOffsets", options.ending)
         for partition, stop in end.items():
@@ -140,7 +141,7 @@ class PolybusBatchReader(DataSourceReader):
                     f"polybus: in partition {partition} startingOffsets ({start[partition]}) is behind"
                     f" endingOffsets ({stop})"
                 )
-        found, lost = pieces(as_offset(start), as_offset(end), held)
+        found, lost = pieces(as_offset(start), as_offset(end), facts)
         if lost:
             note_loss(options, "; ".join(lost))
         nothing = [PieceOfStream(Piece(0, 0, 0))]  # Spark reads a partition of its own making if there is none
