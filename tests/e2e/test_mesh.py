@@ -164,7 +164,7 @@ def test_a_neighbour_that_is_not_there_yet_is_waited_for(start: Callable[..., Se
     with first:
         wait_linked(first, second)
         first.check_health()
-    assert second.log.count("neighbor not reached") == 1, "people are told once"
+        assert second.log.count("neighbor not reached") == 1, "people are told once"
     second.check_health()
 
 
