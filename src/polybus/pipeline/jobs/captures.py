@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -51,9 +51,11 @@ class CaptureIntake:
             if batch not in self._lake.books(JOB):
                 self._finish(batch)
 
-    def take(self) -> None:
-        """All that is there and at rest, in batches."""
+    def take(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """All that is there and at rest, in batches, for as long as it is wanted."""
         for files in self._batches(self._new_files(look(self._settings.path))):
+            if not is_wanted():
+                return
             batch = max([*self._lake.books(JOB), *self._lake.batches("packets")], default=-1) + 1
             self._lake.files.write_text(self._note(batch), json.dumps(files))
             self._lake.append("packets", batch, read_packets(self._lake, list(files)))

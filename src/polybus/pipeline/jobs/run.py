@@ -88,7 +88,7 @@ def run_continuously(
                 _report(lake, tell)
                 if time.monotonic() >= refresh_at:
                     if captures is not None:
-                        _take_captures(captures)
+                        _take_captures(captures, is_wanted)
                     _refresh(lake, settings, tell)
                     refresh_at = time.monotonic() + settings.refresh_s
                 time.sleep(POLL_S)
@@ -158,10 +158,10 @@ def _capture_intake(lake: Lake, settings: Settings) -> CaptureIntake | None:
     return CaptureIntake(lake, settings.captures)
 
 
-def _take_captures(captures: CaptureIntake) -> None:
+def _take_captures(captures: CaptureIntake, is_wanted: Callable[[], bool] = lambda: True) -> None:
     try:
         captures.prepare()
-        captures.take()
+        captures.take(is_wanted)
     except (Py4JJavaError, PySparkException) as error:
         raise PipelineFailed(f"{CAPTURES}: {_said(error)}") from error
 
