@@ -112,6 +112,7 @@ def test_requests(pair: tuple[Pipe, Pipe]) -> None:
     assert other.say("await 4") == "ok 07"
     other.say("request hang - 0 1")
     assert other.say("await 5").startswith("error timeout ")
+    one.hear("request hang - 0")
     one.hear("canceled hang")
     other.say("request hang - 0 60")
     one.hear("request hang - 0")

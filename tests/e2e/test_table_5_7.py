@@ -398,8 +398,8 @@ def test_a_client_that_finds_no_room_goes_to_a_neighbour(make_pair: MakePair, st
     pair.publisher()
     name = unique("second")
     pair.unconnected().connect(port, name)
-    assert f"client_id={name}" in other.log
-    assert "client limit" in full.log or "no more connections" in full.log
+    eventually(lambda: f"client_id={name}" in other.log, lambda: other.log)
+    eventually(lambda: "client limit" in full.log or "no more connections" in full.log, lambda: full.log)
 
 
 def test_storage_capacity(make_pair: MakePair, start_bus: StartBus) -> None:
