@@ -85,10 +85,12 @@ class Dispatcher(Flow):
             if link is None:
                 continue
             frame, count = frames.get(link.encoding) or self._encode_run(link, run, frames)
+            if not count:
+                continue
             self.stats.crossed_out += count
             if link.blocked:
                 self._push_blocked(link, frame, count)
-            elif count:
+            else:
                 self.push(link, frame)
                 link.messages_out += count
 

@@ -77,6 +77,7 @@ class MqttLink(MqttPublishing):
         now: float,
     ) -> None:
         super().__init__(broker, port, options, peer=peer, certificate_name=certificate_name, now=now)
+        self._aliases = None
         self._new_client_id = new_client_id
         self._connect: Connect | None = None
         self._exchange: Exchange | None = None

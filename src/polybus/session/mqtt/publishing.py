@@ -1,7 +1,5 @@
 """What an MQTT client publishes: messages, requests, answers (MQ-05), and how the exchanges of QoS 2 go on."""
 
-from polybus.broker.broker import Broker
-from polybus.broker.links import Port
 from polybus.broker.message import Delivery, Message
 from polybus.broker.request import Request
 from polybus.broker.requests import NOT_STORED
@@ -12,7 +10,6 @@ from polybus.errors import PeerError
 from polybus.session.intake import Refusal
 from polybus.session.mqtt import requests
 from polybus.session.mqtt.encoding import MQTT_5, message_properties
-from polybus.session.mqtt.options import MqttOptions
 from polybus.session.mqtt.replies import MqttReplies
 from polybus.session.mqtt.requests import Unwelcome
 from polybus.session.stream import MAX_ERROR_CHARACTERS
@@ -33,18 +30,7 @@ from polybus.wire.mqtt.packets import (
 class MqttPublishing(MqttReplies):
     __slots__ = ("_aliases",)
 
-    def __init__(
-        self,
-        broker: Broker,
-        port: Port,
-        options: MqttOptions,
-        *,
-        peer: str = "",
-        certificate_name: str | None = None,
-        now: float,
-    ) -> None:
-        super().__init__(broker, port, options, peer=peer, certificate_name=certificate_name, now=now)
-        self._aliases: dict[int, Route] | None = None
+    _aliases: dict[int, Route] | None
 
     def _on_publish(self, packet: Publish, session: Session) -> None:
         if packet.properties.subscription_identifiers:
