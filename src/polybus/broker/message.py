@@ -164,6 +164,8 @@ class Run(msgspec.Struct, gc=False):
         found = self.encoding.split(one)
         if not found:
             return None
+        if self.size:
+            return found[0]
         prefix = self.wire[: size - len(found[0].payload)]
         starts = range(size, len(self.wire), size)
         return found[0] if all(self.wire.startswith(prefix, at) for at in starts) else None

@@ -20,6 +20,7 @@ from polybus.broker.sessions import Session
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
+from polybus.session.alike import alike_until
 from polybus.session.intake import GROUP_WORK, MAX_GROUPS, WORK_A_TURN, Refusal, State
 from polybus.session.mqtt import requests
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
@@ -188,15 +189,9 @@ class MqttReader(StreamLink):
                     route = following
             size = stop - pos
             prefix = data[pos:topic_end] if is_tracked or not has_properties else data[pos : topic_end + 1]
-            if is_tracked and has_properties:
-                zero_at = id_end - pos
-                while data.startswith(prefix, stop, end) and stop + size <= end and not data[stop + zero_at]:
-                    stop += size
-            else:
-                while data.startswith(prefix, stop, end):
-                    stop += size
-                if stop > end:  # the last one is not whole
-                    stop -= size
+            if data.startswith(prefix, stop, end):
+                zero_at = id_end - pos if is_tracked and has_properties else 0
+                stop = alike_until(data, prefix, stop, size, end, zero_at)
             if is_tracked:
                 ids_at.append(range(topic_end - run_start, stop - run_start, size))
             found = (stop - pos) // size
@@ -230,8 +225,6 @@ class MqttReader(StreamLink):
                 return -pos
             broker.publish_run(plan, Run(wire, count, encoding, self.client_id, qos, positions))
             broker.hold(self, reply)
-        elif plan.log is None:
-            broker.publish_run(plan, Run(wire, count, encoding, self.client_id))
         else:
             alike = len(wire) // count if len(counts) == 1 else 0
             broker.publish_run(plan, Run(wire, count, encoding, self.client_id, size=alike))

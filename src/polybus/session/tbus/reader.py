@@ -16,6 +16,7 @@ from polybus.broker.message import Run
 from polybus.broker.subscriptions import Plan, Route
 from polybus.broker.topics import InvalidTopic
 from polybus.errors import PeerError
+from polybus.session.alike import alike_until
 from polybus.session.intake import GROUP_WORK, MAX_GROUPS, WORK_A_TURN, Refusal, State, whole_size
 from polybus.session.stream import StreamLink
 from polybus.session.tbus.encoding import TBUS
@@ -151,10 +152,8 @@ class TbusReader(StreamLink):
                     route = following
             size = stop - pos
             prefix = data[pos : topic_end + 1]
-            while data.startswith(prefix, stop, end):
-                stop += size
-            if stop > end:  # the last one is not whole
-                stop -= size
+            if data.startswith(prefix, stop, end):
+                stop = alike_until(data, prefix, stop, size, end)
             found = (stop - pos) // size
             count += found
             counts.append((route, found))
@@ -175,7 +174,9 @@ class TbusReader(StreamLink):
         if not count:
             return 0
         assert plan is not None
-        broker.publish_run(plan, Run(data[run_start:pos], count, TBUS, self.client_id))
+        wire = data[run_start:pos]
+        alike = len(wire) // count if len(counts) == 1 else 0
+        broker.publish_run(plan, Run(wire, count, TBUS, self.client_id, size=alike))
         for route, found in counts:
             route.messages += found
         self.messages_in += count

@@ -1,0 +1,52 @@
+"""Columns find what looking at each packet would."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from polybus.session.alike import FEW, alike_until
+
+few_bytes = st.sampled_from(b"ab\0").map(lambda byte: bytes([byte]))
+
+
+def one_by_one(data: bytes, prefix: bytes, at: int, size: int, end: int, zero_at: int = 0) -> int:
+    while at + size <= end and data.startswith(prefix, at) and not (zero_at and data[at + zero_at]):
+        at += size
+    return at
+
+
+@given(
+    head=st.lists(few_bytes, min_size=1, max_size=4).map(b"".join),
+    tail=st.integers(0, 5),
+    packets=st.integers(0, 5 * FEW),
+    zero=st.booleans(),
+    spoilt=st.lists(st.tuples(st.integers(0, 500), few_bytes), max_size=2),
+    rest=st.binary(max_size=6),
+    cut=st.integers(0, 12),
+)
+@example(head=b"a", tail=0, packets=3 * FEW, zero=False, spoilt=[], rest=b"", cut=0)
+def test_any_packets(
+    head: bytes, tail: int, packets: int, zero: bool, spoilt: list[tuple[int, bytes]], rest: bytes, cut: int
+) -> None:
+    size = len(head) + tail
+    zero_at = size - 1 if zero and tail else 0
+    data = bytearray()
+    for number in range(packets):
+        packet = bytearray(head + bytes(number % 3 for _ in range(tail)))
+        if zero_at:
+            packet[zero_at] = 0
+        data += packet
+    for at, byte in spoilt:
+        if at < len(data):
+            data[at] = byte[0]
+    whole = bytes(data) + rest
+    end = max(0, len(whole) - cut)
+    assert alike_until(whole, head, 0, size, end, zero_at) == one_by_one(whole, head, 0, size, end, zero_at)
+
+
+@pytest.mark.parametrize("bad", range(4 * FEW))
+@pytest.mark.parametrize("column", range(3))
+def test_the_first_that_differs_is_found_wherever_it_is(bad: int, column: int) -> None:
+    data = bytearray(b"abc-" * (4 * FEW))
+    data[4 * bad + column] ^= 1
+    assert alike_until(bytes(data), b"abc", 0, 4, len(data)) == 4 * bad
