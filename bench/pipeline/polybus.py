@@ -18,6 +18,7 @@ from bench.pipeline.ceiling import PAYLOAD_BYTES, batch_times, noop, parquet, pr
 from bench.pipeline.measure import Taken, shares_of, side_by_side
 from polybus.pipeline.sources.polybus.schema import with_partition
 from polybus.pipeline.sources.polybus.source import PolybusSource
+from polybus.store.streams.columns import Piece, build
 from polybus.store.streams.files import Files
 from polybus.store.streams.format import SCHEMA
 from polybus.store.streams.rule import StreamRule
@@ -148,9 +149,14 @@ def write_stream(data_folder: Path, rows: int) -> None:
     place.parent.mkdir(parents=True)
     stream = Stream(place, rule, is_synced=False, files=Files())
     template = batch(0)
+    times = template.column("time").cast(pa.int64())
+    values = zip(*(each.to_pylist() for each in (template["topic"], template["payload"], times)), strict=True)
+    pieces = [
+        Piece(topic.encode(), 1, payload, 0, len(payload), 0, time, b"truck", qos=1)
+        for topic, payload, time in values
+    ]
     for partition in stream.partitions:
         while partition.next < rows // PARTITIONS:
-            offsets = pa.array(np.arange(partition.next, partition.next + BATCH_ROWS), pa.int64())
-            partition.append(pa.RecordBatch.from_arrays([offsets, *template.columns[1:]], schema=SCHEMA))
+            partition.append(build(pieces, partition.next))
             partition.tend(0)
     stream.close()

@@ -1,5 +1,6 @@
 """`python -m bench.streams`: the bus with a stream of everything beside the same bus without, in one run."""
 
+import functools
 import os
 import statistics
 import tempfile
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated
 
 import typer
@@ -103,7 +105,11 @@ def files(quick: bool) -> dict[str, float]:
     alike = b"".join(encode(Publish("sensors/a", b"x" * 64), V311) for _ in range(RUN))
     mixed = b"".join(encode(Publish(f"sensors/{n % 16}", b"x" * (32 + n % 64)), V311) for n in range(RUN))
     items: dict[str, tuple[Run | Message, int, int]] = {
-        "append, runs of alike packets": (Run(alike, RUN, MQTT_311, "bench"), RUN, records),
+        "append, runs of alike packets": (
+            Run(alike, RUN, MQTT_311, "bench", size=len(alike) // RUN),
+            RUN,
+            records,
+        ),
         "append, runs of mixed packets": (Run(mixed, RUN, MQTT_311, "bench"), RUN, records // 4),
         "append, single messages": (Message("sensors/a", b"x" * 64, 1, origin="bench"), 1, records // 10),
     }
@@ -119,13 +125,16 @@ def files(quick: bool) -> dict[str, float]:
 def append(place: Path, item: Run | Message, times: int) -> None:
     with DataFolder(place) as folder:
         streams = StreamSet(folder, [StreamRule("all", ("#",))])
-        streams.start(lambda call, *arguments: None)
+        posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        streams.start(lambda call, *arguments: posted.put(functools.partial(call, *arguments)))
         log = streams.log_of("sensors/a")
         assert log is not None
         for _ in range(times):
             if not log.append(item):  # as a publisher is stopped
                 while streams.waiting_bytes() > MOST_WAITING_BYTES // 2:
-                    time.sleep(0.0005)
+                    posted.get()()
+            while not posted.empty():
+                posted.get()()
         streams.close()
 
 

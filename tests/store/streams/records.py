@@ -7,19 +7,28 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from polybus.store.streams.columns import Piece, build
-from polybus.store.streams.format import SCHEMA_BYTES, encode_batch
+from polybus.store.streams.format import SCHEMA_BYTES, Records, encode_batch
+from polybus.store.streams.ipc import Compression
 
 
 def piece(payload: bytes, topic: str = "a/b", time: int = 1_000_000, **values: object) -> Piece:
     return Piece(topic.encode(), 1, payload, 0, len(payload), 0, time, b"tester", **values)  # type: ignore[arg-type]
 
 
-def batch(first: int, payloads: Iterable[bytes], time: int = 1_000_000) -> pa.RecordBatch:
+def batch(first: int, payloads: Iterable[bytes], time: int = 1_000_000) -> Records:
     return build([piece(payload, time=time) for payload in payloads], first)
 
 
 def message(first: int, payloads: Iterable[bytes], time: int = 1_000_000) -> bytes:
     return b"".join(encode_batch(batch(first, payloads, time))[1])
+
+
+def read_back(records: Records, compression: Compression = "none", commit: int = 0) -> pa.RecordBatch:
+    """As Arrow finds them, checked."""
+    data = SCHEMA_BYTES + b"".join(encode_batch(records, compression, commit)[1])
+    found = pa.ipc.open_stream(data).read_next_batch()
+    found.validate(full=True)
+    return found
 
 
 def segment(*sizes: int, first: int = 0) -> bytes:

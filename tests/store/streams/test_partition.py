@@ -53,6 +53,33 @@ def test_what_is_written_is_found_again(tmp_path: Path) -> None:
     assert [record["offset"] for record in read_files(tmp_path)] == list(range(17))
 
 
+@pytest.mark.parametrize("written", [0, 3])
+def test_offsets_that_are_missing_are_between_segments(tmp_path: Path, written: int) -> None:
+    """As after batches that could not be written, behind which others were on their way."""
+    partition = Partition(tmp_path, 0)
+    if written:
+        fill(partition, [b"%d" % n for n in range(written)])
+    partition.append(batch(10, [b"10", b"11"]))
+    partition.append(batch(12, [b"12"]))
+    assert (partition.next, partition.written) == (13, 13)
+    assert offsets(partition.span(0, 13)) == [*range(written), 10, 11, 12]
+    assert [segment.path.name for segment in partition.segments] == [f"{0:020}.arrow", f"{10:020}.arrow"]
+    abandon(partition)
+    again = Partition(tmp_path, 0)
+    assert again.next == 13
+    assert offsets(again.span(0, 13)) == [*range(written), 10, 11, 12]
+    again.close()
+
+
+def test_offsets_are_not_given_again_by_mistake(tmp_path: Path) -> None:
+    partition = Partition(tmp_path, 0)
+    fill(partition, [b"1", b"2"])
+    with pytest.raises(AssertionError, match="given before"):
+        partition.append(batch(1, [b"again"]))
+    partition.close()
+    assert payloads(read_files(tmp_path)) == [b"1", b"2"]
+
+
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
     partition = Partition(tmp_path / "p", 0, TINY)
     fill(partition, [b"1"], [b"2"], [b"3"])

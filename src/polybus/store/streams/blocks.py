@@ -7,7 +7,7 @@ interpreter's lock.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,7 +23,11 @@ Place = TypeVar("Place")
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Records of one run."""
+    """Records of one run: what has properties, or is retained, travels by itself."""
+
+    retain: ClassVar = False
+    priority: ClassVar = False
+    properties: ClassVar[tuple[()]] = ()
 
     topics: pa.StringArray
     payloads: pa.BinaryArray
@@ -37,9 +41,35 @@ class Block(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of its payloads."""
-        first, last = (self.payloads.buffers()[1][4 * at : 4 * at + 4] for at in (0, len(self.payloads)))
-        return int.from_bytes(last.to_pybytes(), "little") - int.from_bytes(first.to_pybytes(), "little")
+        """As columns."""
+        return len(self.topics_data()) + len(self.payload_data()) + self.count * len(self.client_id)
+
+    @property
+    def held_bytes(self) -> int:
+        """In memory."""
+        return self.size_bytes
+
+    def topic_lengths(self) -> npt.NDArray[np.int32]:
+        return np.diff(_ends(self.topics))
+
+    def topics_data(self) -> memoryview:
+        return _data(self.topics)
+
+    def payload_lengths(self) -> npt.NDArray[np.int32]:
+        return np.diff(_ends(self.payloads))
+
+    def payload_data(self) -> memoryview:
+        return _data(self.payloads)
+
+
+def _ends(column: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
+
+
+def _data(column: pa.Array) -> memoryview:
+    """Of its values, one behind the other; it begins where its buffers do."""
+    data = column.buffers()[2]
+    return memoryview(data).cast("B")[: int(_ends(column)[-1])] if data else memoryview(b"")
 
 
 def block_of(wire: bytes, topic_length_bytes: int, gap: int, *, time: int, client_id: bytes, qos: int) -> Block:

@@ -5,14 +5,12 @@ of alike packets is one piece and becomes columns without a step per message. Wh
 knows that they are alike (`Run.size`); otherwise one comparison of a matrix of its bytes tells. A long run of
 packets that differ is a block (`blocks`). Everything else is pieces of one record each.
 
-All this happens in a thread beside the event loop's. What counts is how often it gives up the interpreter's
-lock and asks for it again, for each time the loop may have to stop: so few large steps, not many small ones.
+Payloads of a long run are taken out and packed at once, while they are in the processor's cache (`Packer`).
 """
 
 import functools
-import itertools
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -25,8 +23,11 @@ from polybus.broker.links import Encoding
 from polybus.broker.message import Message, Run
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
+from polybus.store.streams import lz4
 from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, block_of
-from polybus.store.streams.format import SCHEMA
+from polybus.store.streams.format import SCHEMA, Records
+from polybus.store.streams.ipc import Blocks, Buffer, Numbers, Repeated
+from polybus.store.streams.lz4 import Bytes
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -49,6 +50,18 @@ class Piece(msgspec.Struct, gc=False):
     retain: bool = False
     priority: bool = False
     properties: Pairs = ()
+    block: lz4.Block | None = None
+    """Its payloads, if they are packed: then they are not in `wire` any more."""
+
+    @property
+    def size_bytes(self) -> int:
+        """As columns."""
+        return self.count * (self.width + len(self.topic) + len(self.client_id))
+
+    @property
+    def held_bytes(self) -> int:
+        """In memory."""
+        return len(self.block.data) if self.block else self.count * max(self.width, self.stride)
 
 
 class Layout(NamedTuple):
@@ -78,7 +91,7 @@ def pieces_of(item: Message | Run, time: int) -> Sequence[Piece | Block]:
     layout = LAYOUTS.get(item.encoding)
     if layout is None:
         return [_message_piece(message, time) for message in item.messages()]
-    if item.count >= WORTH_A_BLOCK and not item.size and not isinstance(item.ids_at, range):
+    if item.count >= WORTH_A_BLOCK and not known_size(item):
         wire = item.wire
         gap = layout.gap + 2 if item.qos else layout.gap
         head = _head(wire, layout)
@@ -94,6 +107,11 @@ def pieces_of(item: Message | Run, time: int) -> Sequence[Piece | Block]:
                 )
             ]
     return _run_pieces(item, layout, time)
+
+
+def known_size(run: Run) -> int:
+    """Of each packet, if they are known to be alike; else 0."""
+    return run.size or (run.ids_at.step if isinstance(run.ids_at, range) else 0)
 
 
 def _head(wire: bytes, layout: Layout) -> tuple[int, int]:
@@ -120,7 +138,7 @@ def _run_pieces(run: Run, layout: Layout, time: int) -> list[Piece]:
     end = len(wire)
     pieces: list[Piece] = []
     pos = 0
-    known = run.size or (run.ids_at.step if isinstance(run.ids_at, range) else 0)
+    known = known_size(run)
     while pos < end:
         length = wire[pos + 1]
         start = pos + 2
@@ -178,163 +196,204 @@ def _are_alike(wire: bytes, count: int, size: int, head: int) -> bool:
     return True
 
 
-def build(pieces: Sequence[Piece | Block], first_offset: int) -> pa.RecordBatch:
+def build(pieces: Sequence[Piece | Block], first_offset: int) -> Records:
     """The records of these pieces, in their order."""
-    batches: list[pa.RecordBatch] = []
-    offset = first_offset
-    for kind, group in itertools.groupby(pieces, type):
-        if kind is Block:
-            batches += _build_blocks(group, offset)  # type: ignore[arg-type]
-        else:
-            batches.append(_build_pieces(list(group), offset))  # type: ignore[arg-type]
-        offset = batches[-1].column(0)[-1].as_py() + 1
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _build_blocks(blocks: Iterable[Block], offset: int) -> Iterator[pa.RecordBatch]:
-    for block in blocks:
-        rows, counts = block.count, [block.count]
-        arrays = [
-            pa.array(_numbers(offset, rows)),
-            pa.array(np.full(rows, block.time, np.int64)).view(_TIME),
-            block.topics,
-            block.payloads,
-            _small([block.qos], counts, rows, _ALL_QOS, np.int8),
-            _small([False], counts, rows, _ALL_FLAGS, np.bool_),
-            _texts([block.client_id], counts, rows),
-            _no_properties(rows),
-            _small([False], counts, rows, _ALL_FLAGS, np.bool_),
-        ]
-        offset += rows
-        yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _build_pieces(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
     counts = [piece.count for piece in pieces]
     rows = sum(counts)
-    times = _repeat([piece.time for piece in pieces], counts, np.int64)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(_numbers(first_offset, rows))]),
-            pa.Array.from_buffers(_TIME, rows, [None, pa.py_buffer(times)]),
-            _texts([piece.topic for piece in pieces], counts, rows),
-            _payloads(pieces, counts, rows),
-            _small([piece.qos for piece in pieces], counts, rows, _ALL_QOS, np.int8),
-            _small([piece.retain for piece in pieces], counts, rows, _ALL_FLAGS, np.bool_),
-            _texts([piece.client_id for piece in pieces], counts, rows),
-            _properties(pieces, rows),
-            _small([piece.priority for piece in pieces], counts, rows, _ALL_FLAGS, np.bool_),
-        ],
-        schema=SCHEMA,
-    )
+    times = [piece.time for piece in pieces]
+    properties, lists = _properties(pieces, rows)
+    buffers: list[Buffer] = [
+        None, Numbers(_numbers(first_offset, rows)),
+        None, _times(times, counts),
+        None, *_topics(pieces, counts, rows),
+        None, *_payloads(pieces, counts, rows),
+        None, _small([piece.qos for piece in pieces], counts),
+        None, _flags([piece.retain for piece in pieces], counts, rows),
+        None, *_texts([piece.client_id for piece in pieces], counts, rows),
+        *lists,
+        None, _flags([piece.priority for piece in pieces], counts, rows),
+    ]  # fmt: skip
+    return Records(first_offset, rows, properties, min(times), max(times), buffers)
 
 
-_TIME: Final = SCHEMA.field("time").type
 _PROPERTIES: Final = SCHEMA.field("user_properties").type
 _READY: Final = 1 << 16
 """Rows up to which columns that are mostly alike are cut from one that is ready."""
 _READY_WIDTH: Final = 1 << 14
 """Bytes of a value up to which `_READY` of them have offsets that Arrow can count."""
-_ALL_QOS: Final[Mapping[int, pa.Array]] = {qos: pa.array(np.full(_READY, qos, np.int8)) for qos in range(3)}
-_ALL_FLAGS: Final[Mapping[int, pa.Array]] = {value: pa.array(np.full(_READY, value)) for value in (False, True)}
-_NO_PROPERTIES: Final = pa.Array.from_buffers(
-    _PROPERTIES,
-    _READY,
-    [None, pa.py_buffer(bytes(4 * (_READY + 1)))],
-    children=[pa.array([], _PROPERTIES.value_type)],
-)
+_ZERO: Final = bytes(4)
 
 
-def _numbers(first: int, rows: int) -> npt.NDArray[np.int64]:
-    return np.arange(first, first + rows, dtype=np.int64)
+def _numbers(first: int, rows: int) -> memoryview:
+    return _bytes(np.arange(first, first + rows, dtype=np.int64))
 
 
-def _repeat(values: Sequence[int], counts: Sequence[int], kind: type[np.generic]) -> npt.NDArray[np.generic]:
-    if len(values) == 1:
-        return np.full(counts[0], values[0], kind)
-    if sum(counts) == len(counts):
-        return np.array(values, kind)
-    return np.repeat(np.array(values, kind), counts)
+def _bytes(array: npt.NDArray[np.generic]) -> memoryview:
+    return array.view(np.uint8).data
 
 
-def _small(
-    values: Sequence[int],
-    counts: Sequence[int],
-    rows: int,
-    ready: Mapping[int, pa.Array],
-    kind: type[np.generic],
-) -> pa.Array:
-    if rows <= _READY and values.count(values[0]) == len(values):
-        return ready[values[0]].slice(0, rows)
-    return pa.array(_repeat(values, counts, kind))
+def _times(times: Sequence[int], counts: Sequence[int]) -> Buffer:
+    return Repeated([_TIME.pack(time) for time in times], counts)
 
 
-def _offsets(widths: Sequence[int], counts: Sequence[int], rows: int) -> pa.Buffer:
+_TIME: Final = struct.Struct("<q")
+
+
+def _is_one(values: Sequence[object]) -> bool:
+    return values.count(values[0]) == len(values)
+
+
+def _small(values: Sequence[int], counts: Sequence[int]) -> Buffer:
+    if _is_one(values):
+        return Repeated([bytes([values[0]])], [sum(counts)])
+    return Repeated([bytes([value]) for value in values], counts)
+
+
+def _flags(values: Sequence[bool], counts: Sequence[int], rows: int) -> Buffer:
+    if _is_one(values):
+        return Repeated([b"\xff" if values[0] else b"\0"], [(rows + 7) // 8])
+    return _bytes(np.packbits(np.repeat(np.array(values), counts), bitorder="little"))
+
+
+def _offsets(widths: Sequence[int], counts: Sequence[int], rows: int) -> Numbers:
     """Where each value of a column begins and the last one ends."""
-    if widths.count(widths[0]) == len(widths):
+    if _is_one(widths):
         width = widths[0]
         if rows <= _READY and width <= _READY_WIDTH:
-            return _even_offsets(width).slice(0, 4 * (rows + 1))
-        return pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * width)
+            return Numbers(_even_offsets(width)[: 4 * (rows + 1)])
+        return Numbers(_bytes(np.arange(rows + 1, dtype=np.int32) * np.int32(width)))
     offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(_repeat(widths, counts, np.int32), out=offsets[1:])
-    return pa.py_buffer(offsets)
+    np.cumsum(np.repeat(np.array(widths, np.int32), counts), out=offsets[1:])
+    return Numbers(_bytes(offsets))
 
 
 @functools.lru_cache(maxsize=64)
-def _even_offsets(width: int) -> pa.Buffer:
+def _even_offsets(width: int) -> memoryview:
     """Of `_READY` values of the same width."""
-    return pa.py_buffer(np.arange(_READY + 1, dtype=np.int32) * np.int32(width))
+    return _bytes(np.arange(_READY + 1, dtype=np.int32) * np.int32(width))
 
 
-def _texts(texts: Sequence[bytes], counts: Sequence[int], rows: int) -> pa.Array:
-    if len(texts) == 1 or texts.count(texts[0]) == len(texts):
-        data = texts[0] * rows
-    else:
-        data = b"".join([text * count for text, count in zip(texts, counts, strict=True)])
+def _texts(texts: Sequence[bytes], counts: Sequence[int], rows: int) -> tuple[Buffer, Buffer]:
     offsets = _offsets([len(text) for text in texts], counts, rows)
-    return pa.Array.from_buffers(pa.string(), rows, [None, offsets, pa.py_buffer(data)])
+    if _is_one(texts):
+        return offsets, Repeated(texts[:1], [rows]) if texts[0] else None
+    return offsets, b"".join([text * count for text, count in zip(texts, counts, strict=True)]) or None
 
 
-def _payloads(pieces: Sequence[Piece], counts: Sequence[int], rows: int) -> pa.Array:
-    widths = [piece.width for piece in pieces]
-    if rows == len(pieces):
-        data = pa.py_buffer(b"".join([p.wire[p.start : p.start + p.width] for p in pieces]))
+def _topics(pieces: Sequence[Piece | Block], counts: Sequence[int], rows: int) -> tuple[Buffer, Buffer]:
+    plain = [piece for piece in pieces if isinstance(piece, Piece)]
+    if len(plain) == len(pieces):
+        return _texts([piece.topic for piece in plain], counts, rows)
+    data = [piece.topics_data() if isinstance(piece, Block) else piece.topic * piece.count for piece in pieces]
+    lengths = [
+        piece.topic_lengths() if isinstance(piece, Block) else _even(len(piece.topic), piece.count)
+        for piece in pieces
+    ]
+    return _uneven_offsets(lengths), b"".join(data)
+
+
+def _payloads(pieces: Sequence[Piece | Block], counts: Sequence[int], rows: int) -> tuple[Buffer, Buffer]:
+    plain = [piece for piece in pieces if isinstance(piece, Piece)]
+    if len(plain) == len(pieces):
+        offsets = _offsets([piece.width for piece in plain], counts, rows)
     else:
-        data = pa.py_buffer(_gather(pieces, sum(map(operator.mul, widths, counts))))
-    return pa.Array.from_buffers(pa.binary(), rows, [None, _offsets(widths, counts, rows), data])
+        offsets = _uneven_offsets([
+            piece.payload_lengths() if isinstance(piece, Block) else _even(piece.width, piece.count)
+            for piece in pieces
+        ])  # fmt: skip
+    data = [*_payload_data(pieces)]
+    loose = [each for each in data if not isinstance(each, lz4.Block)]
+    if len(loose) == len(data):
+        return offsets, (loose[0] if len(loose) == 1 else b"".join(loose)) or None
+    packed = [(each,) if isinstance(each, lz4.Block) else lz4.pack_all(each) for each in data]
+    return offsets, Blocks([block for blocks in packed for block in blocks])
 
 
-def _gather(pieces: Sequence[Piece], size: int) -> npt.NDArray[np.uint8]:
-    data = np.empty(size, np.uint8)
-    view = data.data
+def _payload_data(pieces: Sequence[Piece | Block]) -> Iterator[Bytes | lz4.Block]:
+    """In their order; what is still where it came is taken out."""
+    loose: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, Piece) and piece.block is None:
+            loose.append(piece)
+            continue
+        if loose:
+            yield _gather(loose)
+            loose = []
+        if isinstance(piece, Block):
+            yield piece.payload_data()
+        elif piece.block is not None:
+            yield piece.block
+    if loose:
+        yield _gather(loose)
+
+
+def _even(width: int, count: int) -> npt.NDArray[np.int32]:
+    return np.full(count, width, np.int32)
+
+
+def _uneven_offsets(lengths: Sequence[npt.NDArray[np.int32]]) -> Numbers:
+    offsets = np.zeros(sum(map(len, lengths)) + 1, np.int32)
+    np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    return Numbers(_bytes(offsets))
+
+
+class Packer:
+    """Takes payloads out of runs, and packs them."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(MOST_PACKED, np.uint8)
+
+    def pack(self, run: Run, time: int) -> Piece | None:
+        """None: its packets are not known to be alike, or it is not worth it."""
+        is_worth_it = WORTH_PACKING <= len(run.wire) <= MOST_PACKED
+        if not is_worth_it or not known_size(run) or run.encoding not in LAYOUTS:
+            return None
+        (piece,) = pieces_of(run, time)
+        assert isinstance(piece, Piece)
+        size = piece.width * piece.count
+        if not size:
+            return None
+        _copy(piece, self._room, 0)
+        block = lz4.pack(self._room[:size].data)
+        # What could not be packed is still in the room.
+        piece.block = block if block.is_packed else block._replace(data=bytes(block.data))
+        piece.wire = b""
+        return piece
+
+
+WORTH_PACKING: Final = 16 * 1024
+MOST_PACKED: Final = 1024 * 1024
+"""Bytes of a run."""
+
+
+def _gather(pieces: Sequence[Piece]) -> Bytes:
+    """Payloads, one behind the other."""
+    if all(piece.count == 1 for piece in pieces):
+        return b"".join([p.wire[p.start : p.start + p.width] for p in pieces])
+    data = np.empty(sum(piece.width * piece.count for piece in pieces), np.uint8)
     at = 0
     for piece in pieces:
-        width, count = piece.width, piece.count
-        if count >= MANY and width:
-            # Items of `width` bytes are copied each in one go.
-            there = np.ndarray((count,), f"V{width}", data, at)
-            there[:] = np.ndarray((count,), f"V{width}", piece.wire, piece.start, (piece.stride,))
-            at += count * width
-        elif width:
-            start = piece.start
-            for _ in range(count):
-                view[at : at + width] = piece.wire[start : start + width]
-                at += width
-                start += piece.stride
-    return data
+        _copy(piece, data, at)
+        at += piece.width * piece.count
+    return data.data
 
 
-def _no_properties(rows: int) -> pa.Array:
-    return _NO_PROPERTIES.slice(0, rows) if rows <= _READY else pa.array([[]] * rows, _PROPERTIES)
+def _copy(piece: Piece, there: npt.NDArray[np.uint8], at: int) -> None:
+    """Items of `width` bytes are copied each in one go."""
+    if piece.width:
+        item = f"V{piece.width}"
+        row = np.ndarray((piece.count,), item, piece.wire, piece.start, (piece.stride,))
+        np.ndarray((piece.count,), item, there, at)[:] = row
 
 
-def _properties(pieces: Sequence[Piece], rows: int) -> pa.Array:
+def _properties(pieces: Sequence[Piece | Block], rows: int) -> tuple[int, Sequence[Buffer]]:
+    """How many there are, and the buffers of the lists and of what is in them."""
     if not any(piece.properties for piece in pieces):
-        return _no_properties(rows)
+        return 0, (None, Repeated([_ZERO], [rows + 1]), None, None, _ZERO, None, None, _ZERO, None)
     pairs = [
         [{"name": name, "value": value} for name, value in piece.properties]
         for piece in pieces
         for _ in range(piece.count)
     ]
-    return pa.array(pairs, _PROPERTIES)
+    lists = pa.array(pairs, _PROPERTIES)
+    return len(lists.values), [buffer and memoryview(buffer).cast("B") for buffer in lists.buffers()]

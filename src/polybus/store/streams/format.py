@@ -8,13 +8,15 @@ decoding it, wherever its bytes have gone. A segment that is full ends with Arro
 behind which Arrow reads no further, and an index of its batches.
 """
 
+import functools
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
+
+from polybus.store.streams.ipc import CONTINUATION, Body, Buffer, Compression, Head
 
 SCHEMA: Final = pa.schema(
     [
@@ -37,7 +39,6 @@ SCHEMA: Final = pa.schema(
 SCHEMA_BYTES: Final[bytes] = SCHEMA.serialize().to_pybytes()
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
-_CONTINUATION: Final = b"\xff\xff\xff\xff"
 _MARK: Final = b"polybus-batch-1:"
 _SEAL_DIGITS: Final = 88
 """Checksum and checksum of the head, 8 each; then length 16, first offset 16, rows 8, times 16 each."""
@@ -50,8 +51,6 @@ HEAD_BYTES: Final = 4096
 _INDEX_MAGIC: Final = b"polybus-index-1\n"
 _ENTRY: Final = struct.Struct("<QQQIQQ")
 _TRAILER: Final = struct.Struct("<II16s")
-
-Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 
 
 class Batch(NamedTuple):
@@ -99,40 +98,68 @@ class NotASegment(ValueError):
 
 _WORTH_COMPRESSING: Final = 16
 """Records; fewer would take more room than without."""
-_OPTIONS: Final = {
-    # Without threads: to wake them costs more than to compress a small batch.
-    name: pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
-    for name, codec in (("none", None), ("lz4", "lz4"), ("zstd", "zstd"))
-}
+_SAMPLE: Final = pa.RecordBatch.from_pylist(
+    [
+        {
+            "offset": 0,
+            "time": 0,
+            "topic": "",
+            "payload": b"",
+            "qos": 0,
+            "retain": False,
+            "client_id": "",
+            "user_properties": [],
+            "priority": False,
+        }
+    ],
+    SCHEMA,
+)
+
+
+class Records(NamedTuple):
+    """The columns of a batch, before they are packed."""
+
+    first: int
+    rows: int
+    properties: int
+    """Of all rows together."""
+    min_time: int
+    max_time: int
+    buffers: Sequence[Buffer]
+    """As Arrow counts them: column by column, each with its validity first."""
+
+
+@functools.cache
+def _head_of(compression: Compression, has_commit: bool) -> Head:
+    said = {"polybus": _BLANK_SEAL}
+    if has_commit:
+        said["polybus-commit"] = _COMMIT + b"0" * _COMMIT_DIGITS
+    return Head(_SAMPLE, compression, said)
 
 
 def encode_batch(
-    batch: pa.RecordBatch, compression: Compression = "none", at: int = 0, commit: int = 0
+    records: Records, compression: Compression = "none", commit: int = 0
 ) -> tuple[Batch, list[memoryview | bytes]]:
-    """What a batch is that stands at `at`, and its message, in pieces to be written one behind the other.
+    """What a batch is, and its message, in pieces to be written one behind the other.
 
     `commit` is the one of the state that it belongs to; 0: none.
     """
-    sink = pa.BufferOutputStream()
-    options = _OPTIONS[compression if len(batch) >= _WORTH_COMPRESSING else "none"]
-    said = {"polybus": _BLANK_SEAL}
+    rows = records.rows
+    compression = compression if rows >= _WORTH_COMPRESSING else "none"
+    body = Body(records.buffers, compression)
+    inner = records.properties
+    nodes = (rows, rows, rows, rows, rows, rows, rows, rows, inner, inner, inner, rows)
+    head = bytes(_head_of(compression, bool(commit)).filled(nodes, body))
     if commit:
-        said["polybus-commit"] = b"%s%0*x" % (_COMMIT, _COMMIT_DIGITS, commit)
-    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
-        writer.write_batch(batch, custom_metadata=said)
-    whole = memoryview(sink.getvalue())
-    message = whole[len(SCHEMA_BYTES) : len(whole) - len(END_OF_STREAM)]
-    head = bytes(message[: 8 + _metadata_size(message, 0)])
+        head = head.replace(_COMMIT + b"0" * _COMMIT_DIGITS, b"%s%0*x" % (_COMMIT, _COMMIT_DIGITS, commit))
+    noted = Batch(records.first, 0, len(head) + body.size, rows, records.min_time, records.max_time)
+    facts = f"{noted.size:016x}{noted.first:016x}{rows:08x}{noted.min_time:016x}{noted.max_time:016x}".encode()
     seal = head.index(_MARK) + len(_MARK)
-    times = np.frombuffer(batch.column(1).buffers()[1], np.int64, len(batch))
-    first, rows = batch.column(0)[0].as_py(), len(batch)
-    noted = Batch(first, at, len(message), rows, int(times.min()), int(times.max()))
-    facts = f"{noted.size:016x}{first:016x}{rows:08x}{noted.min_time:016x}{noted.max_time:016x}".encode()
     before, after = head[:seal], facts + head[seal + 16 + len(facts) :]
     after = b"%08x" % zlib.crc32(after, zlib.crc32(before)) + after
-    body = message[len(head) :]
-    checksum = zlib.crc32(body, zlib.crc32(after, zlib.crc32(before)))
-    return noted, [before, b"%08x" % checksum, after, body]
+    data = b"".join(body.parts)
+    checksum = zlib.crc32(data, zlib.crc32(after, zlib.crc32(before)))
+    return noted, [before, b"%08x" % checksum, after, data]
 
 
 def decode_header(data: bytes | memoryview, at: int) -> Batch | None:
@@ -279,7 +306,7 @@ def find(batches: Sequence[Batch], offset: int) -> int:
 def _metadata_size(data: bytes | memoryview, at: int) -> int:
     """Of the message at `at`; -1: there is not enough of it. Raises NotASegment."""
     head = bytes(data[at : at + 8])
-    if not _CONTINUATION.startswith(head[:4]):
+    if not CONTINUATION.startswith(head[:4]):
         raise NotASegment("bytes that are no Arrow message")
     if len(head) < 8:
         return -1
@@ -293,7 +320,7 @@ def _next_intact(data: memoryview, at: int) -> int | None:
     """Where the next batch begins that is whole and good."""
     raw = bytes(data[at:])
     position = 0
-    while (position := raw.find(_CONTINUATION, position)) >= 0:
+    while (position := raw.find(CONTINUATION, position)) >= 0:
         try:
             batch = decode_header(raw, position)
             if batch is not None and batch.end <= len(raw) and is_intact(raw, batch):

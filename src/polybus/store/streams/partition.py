@@ -20,7 +20,8 @@ import pyarrow as pa
 from polybus.store.folder import StoreError
 from polybus.store.streams import format as segments
 from polybus.store.streams.files import Files, boot_id
-from polybus.store.streams.format import Batch, Compression
+from polybus.store.streams.format import Batch, Records
+from polybus.store.streams.ipc import Compression
 from polybus.store.streams.mark import Mark, read_mark
 from polybus.store.streams.recovery import (
     RESERVED_FILE,
@@ -161,23 +162,28 @@ class Partition:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def append(self, batch: pa.RecordBatch, commit: int = 0) -> None:
+    def append(self, records: Records, commit: int = 0) -> None:
         """Write records that begin with offset `written` and belong to this commit (`mark`). Raises OSError,
         and then nothing was written."""
+        self.write(*segments.encode_batch(records, self.shape.compression, commit), commit)
+
+    def write(self, batch: Batch, data: Sequence[bytes | memoryview], commit: int) -> None:
+        """The same of records that are encoded. Between them and the last ones offsets may be missing."""
         if self._fd < 0:
             self._reopen()
-        if self._reserved < self.written + len(batch):
+        if batch.first != self.written:
+            self._skip_to(batch.first)
+        if self._reserved < batch.next:
             self._reserve()
         active = self.segments[-1]
-        noted, pieces = segments.encode_batch(batch, self.shape.compression, active.size_bytes, commit)
         try:
-            self._files.append(self._fd, pieces)
+            self._files.append(self._fd, data)
             if self.shape.is_synced:
                 self._files.sync(self._fd)
         except BaseException:
             self._take_back(active)
             raise
-        active.note(noted)
+        active.note(batch._replace(at=active.size_bytes))
         self.written = active.next
         self.mark.written(active.next, commit)
 
@@ -225,6 +231,20 @@ class Partition:
         segment = Segment(path, self.written)
         segment.begin(len(segments.SCHEMA_BYTES))
         self.segments = (*self.segments, segment)
+
+    def _skip_to(self, offset: int) -> None:
+        """A gap is between segments, never within one. Raises OSError."""
+        assert offset > self.written, f"{offset} was given before, {self.written} is next"
+        active = self.segments[-1]
+        if active.count():
+            self._seal(active)
+        before, self.written = self.written, offset
+        try:
+            self._reserve()
+            self._begin()
+        except BaseException:
+            self.written = before
+            raise
 
     def _reopen(self) -> None:
         """The last write could not be taken back: try again. Raises OSError."""

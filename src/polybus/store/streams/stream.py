@@ -12,6 +12,7 @@ from polybus.store.folder import StoreError
 from polybus.store.streams.blocks import Block, divided
 from polybus.store.streams.columns import Piece, partition_of
 from polybus.store.streams.files import Files
+from polybus.store.streams.gathering import Gathering
 from polybus.store.streams.partition import Partition, Shape, numbered_folders
 from polybus.store.streams.retention import Retention, expired
 from polybus.store.streams.rule import StreamRule
@@ -25,20 +26,6 @@ STREAM_FILE: Final = "stream.json"
 ID_BYTES: Final = 8
 MOST_TOPICS: Final = 100_000
 """Remembered with their partition."""
-
-
-class Gathering:
-    """What comes next in a partition."""
-
-    __slots__ = ("commit", "partition", "pieces", "rows", "size_bytes")
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
-        self.pieces: list[Piece | Block] = []
-        self.rows = 0
-        self.size_bytes = 0
-        self.commit = 0
-        """The one that they belong to; never two."""
 
 
 class Stream:
@@ -80,7 +67,7 @@ class Stream:
         return self.rule.name
 
     def place(self, topic: bytes) -> Gathering:
-        """Where records of this topic gather. For the writer."""
+        """Where records of this topic gather. For the event loop."""
         place = self._places.get(topic)
         if place is None:
             if len(self._places) >= MOST_TOPICS:
@@ -88,11 +75,13 @@ class Stream:
             place = self._places[topic] = self.gatherings[partition_of(topic, self.rule.partitions)]
         return place
 
-    def divide(self, block: Block) -> Iterable[tuple[Gathering, Block]]:
-        """Its records, by where they gather. For the writer."""
+    def divide(self, piece: Piece | Block) -> Iterable[tuple[Gathering, Piece | Block]]:
+        """Its records, by where they gather. For the event loop."""
         if self.rule.partitions == 1:
-            return ((self.gatherings[0], block),)
-        return divided(block, self.place)
+            return ((self.gatherings[0], piece),)
+        if isinstance(piece, Block):
+            return divided(piece, self.place)
+        return ((self.place(piece.topic), piece),)
 
     def committed(self, commit: int) -> bool:
         """What belongs to this commit is there for good. False: there was nothing. In any thread."""

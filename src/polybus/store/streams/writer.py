@@ -1,10 +1,13 @@
 """All streams of a broker, and the thread that writes them.
 
-The event loop only notes what was published (`StreamLog.append`). The thread turns what has gathered
-into one batch per partition and writes it; then the loop is told, releases the acknowledgements that
-waited for it (`commit`), and wakes those who read along. While acknowledgements wait, a group is
-written as soon as the one before it is done; otherwise it may gather for a moment. What belongs to a
-commit of the state is seen after that (`mark`).
+The event loop makes batches of what is published, and the thread puts them on the disk. Making them costs less
+there than elsewhere: what was just read is still in the processor's cache, and two threads of one interpreter
+that both compute take turns, which costs both. The thread waits for the disk, so that nobody else has to.
+
+A batch is made when there is enough for one; when acknowledgements wait for it (`commit`) and the thread has
+nothing to do; or when it has gathered for a moment. When it is written the loop is told, releases those
+acknowledgements, and wakes those who read along. What belongs to a commit of the state is seen after that
+(`mark`).
 
 What waits is bounded: past `MOST_WAITING_BYTES` publishers are stopped. What cannot be written is told
 (`refusal`, `on_failed`), counted and logged, and never acknowledged; everything else goes on.
@@ -13,36 +16,35 @@ What waits is bounded: past `MOST_WAITING_BYTES` publishers are stopped. What ca
 import contextlib
 import errno
 import logging
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import Enum, auto
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
 from polybus.store.folder import DataFolder, StoreError
-from polybus.store.streams.blocks import Block
-from polybus.store.streams.columns import Piece, build, pieces_of
+from polybus.store.streams.columns import Packer, build, pieces_of
 from polybus.store.streams.files import Files
+from polybus.store.streams.format import Batch, encode_batch
+from polybus.store.streams.gathering import Gathering
 from polybus.store.streams.rule import StreamRule
-from polybus.store.streams.stream import Gathering, Stream
+from polybus.store.streams.stream import Stream
 
 log = logging.getLogger("polybus.streams")
 
 MOST_WAITING_BYTES: Final = 32 * 1024 * 1024
 ENOUGH_BYTES: Final = 1024 * 1024
-"""Waiting for the writer: it need not wait for more."""
+"""Of batches, or of what they will be made of: the thread need not wait for more."""
 GATHER_S: Final = 0.02
 """How long records that nobody waits for may gather."""
-BATCH_ROWS: Final = 16_384
-BATCH_BYTES: Final = 4 * 1024 * 1024
 TEND_S: Final = 1.0
 OPEN_KIB: Final = 64
 """What opening a partition may write: notes of its own, and the beginning of a segment."""
-ITEM_BYTES: Final = 200
-"""What a noted message costs beside its bytes."""
 
 Clock: TypeAlias = Callable[[], int]
 """Microseconds since 1970."""
@@ -52,21 +54,57 @@ def wall_clock() -> int:
     return time.time_ns() // 1000
 
 
+class Ready(NamedTuple):
+    """What was gathered in a partition, on its way to the disk."""
+
+    stream: Stream
+    place: Gathering
+    batch: Batch | None
+    """None: the stream could not be written when it was made."""
+    data: Sequence[bytes | memoryview]
+    rows: int
+    commit: int
+    publishers: Collection[str]
+    """Who wants to hear what became of it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.batch.size if self.batch is not None else 0
+
+
+class Group(NamedTuple):
+    """What is written in one go."""
+
+    ready: Sequence[Ready]
+    size_bytes: int
+    taken: int
+    """With it, so many of what was taken are written."""
+
+
+class _Wish(Enum):
+    """What else the thread is asked for."""
+
+    WAKE = auto()
+    """Something has begun to gather: say when it is time."""
+    STOP = auto()
+
+
 class StreamLog:
     """The streams of certain topics, as the core sees them (`broker.journal.Log`)."""
 
-    __slots__ = ("_streams", "streams")
+    __slots__ = ("_owner", "is_packed", "streams")
 
     def __init__(self, owner: "StreamSet", streams: tuple[Stream, ...]) -> None:
-        self._streams = owner
+        self._owner = owner
         self.streams = streams
+        self.is_packed = all(stream.rule.compression == "lz4" for stream in streams)
 
     @property
     def refusal(self) -> str | None:
         return next((stream.refusal for stream in self.streams if stream.refusal is not None), None)
 
     def append(self, item: Message | Run, commit: int = 0) -> bool:
-        return self._streams.take(self, item, commit)
+        return self._owner.take(self, item, commit)
 
 
 class StreamSet:
@@ -103,20 +141,23 @@ class StreamSet:
         """Told when those whom `append` stopped may go on."""
         self._post: Callable[..., object] = lambda call, *arguments: call(*arguments)
         self._logs: dict[tuple[str, ...], StreamLog] = {}
-        self._noted: deque[tuple[int, StreamLog, Message | Run, int]] = deque()
+        self._packer = Packer()
         self._taken = 0
-        self._bytes_taken = 0
+        self._made = 0
+        """How many of those are in batches …"""
         self._safe = 0
+        """… and how many are written."""
+        self._gathered_bytes = 0
+        self._ready: list[Ready] = []
+        self._ready_bytes = 0
+        self._writing_bytes = 0
+        self._groups = 0
+        """That the thread has."""
+        self._is_awake = False
+        """The thread will say when it is time."""
         self._has_stopped_some = False
         self._commits: deque[tuple[int, Callable[[], None]]] = deque()
-        # The writer's own:
-        self._written = 0
-        self._bytes_written = 0
-        self._tend_at = 0.0
-        self._work = threading.Event()
-        self._urgent = threading.Event()
-        self._is_awake = False
-        self._is_stopping = False
+        self._work: queue.SimpleQueue[Group | _Wish] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, post: Callable[..., object]) -> None:
@@ -128,9 +169,9 @@ class StreamSet:
     def finish(self) -> None:
         """Write what is left, and no more. Commits that it completes are not told; `committed` still is."""
         if self._thread is not None:
-            self._is_stopping = True
-            self._urgent.set()
-            self._work.set()
+            self._make_all()
+            self._submit()
+            self._work.put(_Wish.STOP)
             self._thread.join()
             self._thread = None
 
@@ -159,23 +200,31 @@ class StreamSet:
         return found
 
     def take(self, streams: StreamLog, item: Message | Run, commit: int) -> bool:
-        self._noted.append((self._clock(), streams, item, commit))
+        now = self._clock()
+        packed = self._packer.pack(item, now) if streams.is_packed and isinstance(item, Run) else None
+        for piece in (packed,) if packed is not None else pieces_of(item, now):
+            for stream in streams.streams:
+                for place, part in stream.divide(piece):
+                    if place.commit and commit and commit != place.commit:
+                        self._make(stream, place)
+                    self._gathered_bytes += place.add(part, commit)
+                    if place.is_enough:
+                        self._make(stream, place)
         self._taken += 1
-        self._bytes_taken += _cost(item)
-        if not self._is_awake:
+        if self._gathered_bytes >= ENOUGH_BYTES:
+            self._make_all()
+        if self._ready_bytes >= ENOUGH_BYTES:
+            self._submit()
+        elif not self._is_awake:
             self._is_awake = True
-            self._work.set()
-        waiting = self._bytes_taken - self._bytes_written
-        if waiting < ENOUGH_BYTES:
-            return True
-        self._urgent.set()
-        if waiting < MOST_WAITING_BYTES:
+            self._work.put(_Wish.WAKE)
+        if self.waiting_bytes() < MOST_WAITING_BYTES:
             return True
         self._has_stopped_some = True
         return False
 
     def waiting_bytes(self) -> int:
-        return self._bytes_taken - self._bytes_written
+        return self._gathered_bytes + self._ready_bytes + self._writing_bytes
 
     def commit(self, done: Callable[[], None]) -> None:
         """`broker.journal.Journal`."""
@@ -183,8 +232,52 @@ class StreamSet:
             done()
             return
         self._commits.append((self._taken, done))
-        self._urgent.set()
-        self._work.set()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Somebody waits: what has gathered while the thread was busy is written in one go."""
+        if not self._groups:
+            self._make_all()
+            self._submit()
+
+    def _on_time(self) -> None:
+        self._is_awake = False
+        self._make_all()
+        self._submit()
+
+    def _make_all(self) -> None:
+        for stream in self.streams.values():
+            for place in stream.gatherings:
+                if place.rows:
+                    self._make(stream, place)
+        self._made = self._taken
+
+    def _make(self, stream: Stream, place: Gathering) -> None:
+        """A batch of what has gathered here."""
+        self._gathered_bytes -= place.held_bytes
+        offset = place.offset
+        pieces, rows, commit = place.empty()
+        publishers = {piece.client_id.decode() for piece in pieces if piece.qos}
+        batch: Batch | None = None
+        data: Sequence[bytes | memoryview] = ()
+        if stream.refusal is None:
+            try:
+                batch, data = encode_batch(build(pieces, offset), stream.rule.compression, commit)
+            except Exception as error:
+                self._refuse(stream, error)
+            else:
+                place.left(batch.next)
+        ready = Ready(stream, place, batch, data, rows, commit, publishers)
+        self._ready.append(ready)
+        self._ready_bytes += ready.size_bytes
+
+    def _submit(self) -> None:
+        """Give the thread what is ready."""
+        if self._ready:
+            self._work.put(Group(self._ready, self._ready_bytes, self._made))
+            self._groups += 1
+            self._writing_bytes += self._ready_bytes
+            self._ready, self._ready_bytes = [], 0
 
     def committed(self, commit: int) -> None:
         """The state has this commit. In the thread that wrote it, before anyone else is told."""
@@ -196,17 +289,24 @@ class StreamSet:
             for cursor in list(stream.listeners):
                 cursor.wake()
 
-    def _on_written(self, written: int, touched: Collection[Stream], failed: Collection[str], why: str) -> None:
-        self._safe = written
+    def _on_written(self, group: Group, failed: Collection[str], why: str) -> None:
+        self._groups -= 1
+        self._writing_bytes -= group.size_bytes
+        self._safe = group.taken
+        for ready in group.ready:
+            if ready.batch is not None:
+                ready.place.arrived()
         if failed:
             self.on_failed(failed, why)
-        while self._commits and self._commits[0][0] <= written:
+        while self._commits and self._commits[0][0] <= self._safe:
             done = self._commits.popleft()[1]
             try:
                 done()
             except Exception:  # our own fault: it must not cost those behind it
                 log.exception("internal error after a commit")
-        self._wake(touched)
+        if self._commits:
+            self._hurry()
+        self._wake({ready.stream for ready in group.ready})
         if self._has_stopped_some and self.waiting_bytes() < MOST_WAITING_BYTES // 2:
             self._has_stopped_some = False
             self.on_room()
@@ -214,87 +314,55 @@ class StreamSet:
     # -- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        due: float | None = None
+        tend_at = 0.0
         while True:
-            if self._work.wait(TEND_S) and not self._urgent.is_set():
-                self._urgent.wait(GATHER_S)
-            self._work.clear()
-            self._urgent.clear()
-            self._is_awake = False
-            stops = self._is_stopping
+            patience = TEND_S if due is None else max(0.0, due - time.monotonic())
             try:
-                self._write_group()
-                if time.monotonic() >= self._tend_at:
-                    self._tend_at = time.monotonic() + TEND_S
+                wish = self._work.get(timeout=patience)
+            except queue.Empty:
+                wish = None
+            if wish is _Wish.STOP:
+                return
+            now = time.monotonic()
+            if wish is _Wish.WAKE:
+                due = now + GATHER_S
+            elif due is not None and now >= due:
+                due = None
+                self._post(self._on_time)
+            try:
+                if isinstance(wish, Group):
+                    self._write(wish)
+                if now >= tend_at:
+                    tend_at = now + TEND_S
                     self._tend()
             except Exception:
                 log.exception("the writer of streams failed")
-            if stops and not self._noted:
-                return
 
-    def _write_group(self) -> None:
-        noted = self._noted
-        count = len(noted)
-        if not count:
-            return
+    def _write(self, group: Group) -> None:
         failed: set[str] = set()
-        touched: set[Stream] = set()
-        size = 0
-        for _ in range(count):
-            at, streams, item, commit = noted.popleft()
-            size += _cost(item)
-            touched.update(streams.streams)
-            for piece in pieces_of(item, at):
-                for stream in streams.streams:
-                    if isinstance(piece, Block):
-                        for place, part in stream.divide(piece):
-                            self._gather(stream, place, part, part.size_bytes, commit, failed)
-                    else:
-                        place = stream.place(piece.topic)
-                        self._gather(stream, place, piece, piece.count * piece.width, commit, failed)
-        for stream in touched:
-            for place in stream.gatherings:
-                if place.pieces:
-                    self._flush(stream, place, failed)
-        why = next((s.refusal for s in touched if s.refusal is not None), None) or "it could not be stored"
-        self._written += count
-        self._bytes_written += size
-        self._post(self._on_written, self._written, touched, failed, why)
+        for ready in group.ready:
+            if not self._is_written(ready):
+                ready.stream.lost += ready.rows
+                failed.update(ready.publishers)
+        refusals = (ready.stream.refusal for ready in group.ready)
+        why = next((refusal for refusal in refusals if refusal is not None), "it could not be stored")
+        self._post(self._on_written, group, failed, why)
 
-    def _gather(
-        self,
-        stream: Stream,
-        place: Gathering,
-        piece: Piece | Block,
-        size_bytes: int,
-        commit: int,
-        failed: set[str],
-    ) -> None:
-        if commit != place.commit and commit:
-            if place.commit:
-                self._flush(stream, place, failed)
-            place.commit = commit
-        place.pieces.append(piece)
-        place.rows += piece.count
-        place.size_bytes += size_bytes
-        if place.rows >= BATCH_ROWS or place.size_bytes >= BATCH_BYTES:
-            self._flush(stream, place, failed)
-
-    def _flush(self, stream: Stream, place: Gathering, failed: set[str]) -> None:
-        pieces, rows, commit = place.pieces, place.rows, place.commit
-        place.pieces, place.rows, place.size_bytes, place.commit = [], 0, 0, 0
-        if stream.refusal is None:
-            try:
-                place.partition.append(build(pieces, place.partition.written), commit)
-            except Exception as error:
-                self._refuse(stream, error)
-            else:
-                try:
-                    place.partition.tend(self._clock())
-                except OSError as error:
-                    self._refuse(stream, error)
-                return
-        stream.lost += rows
-        failed.update(piece.client_id.decode() for piece in pieces if piece.qos)
+    def _is_written(self, ready: Ready) -> bool:
+        stream, partition = ready.stream, ready.place.partition
+        if stream.refusal is not None or ready.batch is None:
+            return False
+        try:
+            partition.write(ready.batch, ready.data, ready.commit)
+        except Exception as error:
+            self._refuse(stream, error)
+            return False
+        try:
+            partition.tend(self._clock())
+        except OSError as error:
+            self._refuse(stream, error)
+        return True
 
     def _refuse(self, stream: Stream, error: Exception) -> None:
         reason = error.strerror or str(error) if isinstance(error, OSError) else "internal error"
@@ -333,8 +401,3 @@ def _opening(rule: StreamRule, place: Path) -> Iterator[None]:
             f"stream {rule.name} cannot be opened in {place}: {error.strerror or error}; {remedy},"
             " or choose another data folder (--data-dir)"
         ) from error
-
-
-def _cost(item: Message | Run) -> int:
-    size = len(item.wire) if isinstance(item, Run) else len(item.payload) + len(item.topic)
-    return size + ITEM_BYTES
