@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -69,6 +70,40 @@ def test_any_pieces_give_the_same_records(tmp_path: Path, version: int) -> None:
             world.until_safe()
     found = [(r["topic"], r["payload"], r["qos"]) for r in read_files(tmp_path)]
     assert found == [(p.topic, p.payload, p.qos) for p in packets] * 3
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("is_noise", [False, True])
+def test_much_and_little_of_everything(
+    tmp_path: Path, compression: Literal["none", "lz4", "zstd"], partitions: int, is_noise: bool
+) -> None:
+    """What is packed when it comes, by the loop or by the thread, in batches by itself and beside others."""
+    noise = random.Random(5).randbytes
+    rule = StreamRule("all", ("#",), partitions=partitions, compression=compression)
+    sent: dict[str, list[bytes]] = {}
+
+    def packets(topic: str, count: int, size: int, spread: int = 0) -> bytes:
+        some = [
+            noise(size + n % (spread + 1)) if is_noise else (b"%08d" % n).ljust(size + n % (spread + 1), b".")
+            for n in range(count)
+        ]
+        sent.setdefault(topic, []).extend(some)
+        return b"".join(encode(Publish(topic, each), V311) for each in some)
+
+    with keeping(tmp_path, rule) as world:
+        alice = world.connect("alice", V311)
+        for turn in range(4):
+            alice.feed(packets("alike", 3000, 64) + packets("single", 1, 10))
+            alice.feed(packets(f"large/{turn}", 2, 300_000))
+            alice.feed(packets("differing", 400, 1000, spread=7) + packets("few", 3, 5))
+            if turn % 2:
+                world.until_safe()
+        world.until_safe()
+    found: dict[str, list[bytes]] = {}
+    for record in read_files(tmp_path):
+        found.setdefault(str(record["topic"]), []).append(record["payload"])  # type: ignore[arg-type]
+    assert found == sent
 
 
 def test_properties_retain_and_priority(tmp_path: Path) -> None:

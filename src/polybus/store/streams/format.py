@@ -12,7 +12,7 @@ import functools
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -129,6 +129,10 @@ class Records(NamedTuple):
     """As Arrow counts them: column by column, each with its validity first."""
 
 
+Encoded: TypeAlias = tuple[Batch, Sequence[memoryview | bytes]]
+"""What a batch is, and its message, in pieces to be written one behind the other."""
+
+
 @functools.cache
 def _head_of(compression: Compression, has_commit: bool) -> Head:
     said = {"polybus": _BLANK_SEAL}
@@ -137,13 +141,8 @@ def _head_of(compression: Compression, has_commit: bool) -> Head:
     return Head(_SAMPLE, compression, said)
 
 
-def encode_batch(
-    records: Records, compression: Compression = "none", commit: int = 0
-) -> tuple[Batch, list[memoryview | bytes]]:
-    """What a batch is, and its message, in pieces to be written one behind the other.
-
-    `commit` is the one of the state that it belongs to; 0: none.
-    """
+def encode_batch(records: Records, compression: Compression = "none", commit: int = 0) -> Encoded:
+    """`commit` is the one of the state that they belong to; 0: none."""
     rows = records.rows
     compression = compression if rows >= _WORTH_COMPRESSING else "none"
     body = Body(records.buffers, compression)

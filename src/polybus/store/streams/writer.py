@@ -2,7 +2,8 @@
 
 The event loop makes batches of what is published, and the thread puts them on the disk. Making them costs less
 there than elsewhere: what was just read is still in the processor's cache, and two threads of one interpreter
-that both compute take turns, which costs both. The thread waits for the disk, so that nobody else has to.
+that both compute take turns, which costs both. The thread waits for the disk, so that nobody else has to, and
+packs what would take long.
 
 A batch is made when there is enough for one; when acknowledgements wait for it (`commit`) and the thread has
 nothing to do; or when it has gathered for a moment. When it is written the loop is told, releases those
@@ -30,7 +31,7 @@ from polybus.broker.topics import matches
 from polybus.store.folder import DataFolder, StoreError
 from polybus.store.streams.columns import Packer, build, pieces_of
 from polybus.store.streams.files import Files
-from polybus.store.streams.format import Batch, encode_batch
+from polybus.store.streams.format import Encoded, Records, encode_batch
 from polybus.store.streams.gathering import Gathering
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import Stream
@@ -59,17 +60,19 @@ class Ready(NamedTuple):
 
     stream: Stream
     place: Gathering
-    batch: Batch | None
-    """None: the stream could not be written when it was made."""
-    data: Sequence[bytes | memoryview]
+    records: Records | None
+    """None: the stream could not be written when they were gathered."""
+    encoded: Encoded | None
+    """None: they have to be encoded yet."""
     rows: int
+    held_bytes: int
     commit: int
     publishers: Collection[str]
     """Who wants to hear what became of it."""
 
-    @property
-    def size_bytes(self) -> int:
-        return self.batch.size if self.batch is not None else 0
+    def encode(self) -> Encoded:
+        assert self.records is not None
+        return encode_batch(self.records, self.stream.rule.compression, self.commit)
 
 
 class Group(NamedTuple):
@@ -254,22 +257,23 @@ class StreamSet:
 
     def _make(self, stream: Stream, place: Gathering) -> None:
         """A batch of what has gathered here."""
-        self._gathered_bytes -= place.held_bytes
-        offset = place.offset
+        held, is_quick, offset = place.held_bytes, place.is_quick, place.offset
         pieces, rows, commit = place.empty()
         publishers = {piece.client_id.decode() for piece in pieces if piece.qos}
-        batch: Batch | None = None
-        data: Sequence[bytes | memoryview] = ()
+        ready = Ready(stream, place, None, None, rows, held, commit, publishers)
         if stream.refusal is None:
             try:
-                batch, data = encode_batch(build(pieces, offset), stream.rule.compression, commit)
+                ready = ready._replace(records=build(pieces, offset))
+                if is_quick and stream.rule.compression != "zstd":
+                    ready = ready._replace(encoded=ready.encode())
             except Exception as error:
                 self._refuse(stream, error)
+                ready = ready._replace(records=None)
             else:
-                place.left(batch.next)
-        ready = Ready(stream, place, batch, data, rows, commit, publishers)
+                place.left(offset + rows)
+        self._gathered_bytes -= held
+        self._ready_bytes += held
         self._ready.append(ready)
-        self._ready_bytes += ready.size_bytes
 
     def _submit(self) -> None:
         """Give the thread what is ready."""
@@ -294,7 +298,7 @@ class StreamSet:
         self._writing_bytes -= group.size_bytes
         self._safe = group.taken
         for ready in group.ready:
-            if ready.batch is not None:
+            if ready.records is not None:
                 ready.place.arrived()
         if failed:
             self.on_failed(failed, why)
@@ -351,10 +355,10 @@ class StreamSet:
 
     def _is_written(self, ready: Ready) -> bool:
         stream, partition = ready.stream, ready.place.partition
-        if stream.refusal is not None or ready.batch is None:
+        if stream.refusal is not None or ready.records is None:
             return False
         try:
-            partition.write(ready.batch, ready.data, ready.commit)
+            partition.write(*(ready.encoded or ready.encode()), ready.commit)
         except Exception as error:
             self._refuse(stream, error)
             return False
