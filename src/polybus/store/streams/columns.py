@@ -25,7 +25,7 @@ from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
 from polybus.store.streams import lz4
 from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, block_of
-from polybus.store.streams.format import SCHEMA, Records
+from polybus.store.streams.format import SCHEMA, WORTH_COMPRESSING, Records
 from polybus.store.streams.ipc import Blocks, Buffer, Numbers, Repeated
 from polybus.store.streams.lz4 import Bytes
 
@@ -345,8 +345,9 @@ class Packer:
 
     def pack(self, run: Run, time: int) -> Piece | None:
         """None: its packets are not known to be alike, or it is not worth it."""
-        is_worth_it = WORTH_PACKING <= len(run.wire) <= MOST_PACKED
-        if not is_worth_it or not known_size(run) or run.encoding not in LAYOUTS:
+        if not WORTH_PACKING <= len(run.wire) <= MOST_PACKED or run.count < WORTH_COMPRESSING:
+            return None
+        if not known_size(run) or run.encoding not in LAYOUTS:
             return None
         (piece,) = pieces_of(run, time)
         assert isinstance(piece, Piece)

@@ -96,7 +96,7 @@ class NotASegment(ValueError):
     """These bytes are not a segment of ours; the text says why."""
 
 
-_WORTH_COMPRESSING: Final = 16
+WORTH_COMPRESSING: Final = 16
 """Records; fewer would take more room than without."""
 _SAMPLE: Final = pa.RecordBatch.from_pylist(
     [
@@ -144,7 +144,7 @@ def _head_of(compression: Compression, has_commit: bool) -> Head:
 def encode_batch(records: Records, compression: Compression = "none", commit: int = 0) -> Encoded:
     """`commit` is the one of the state that they belong to; 0: none."""
     rows = records.rows
-    compression = compression if rows >= _WORTH_COMPRESSING else "none"
+    compression = compression if rows >= WORTH_COMPRESSING else "none"
     body = Body(records.buffers, compression)
     inner = records.properties
     nodes = (rows, rows, rows, rows, rows, rows, rows, rows, inner, inner, inner, rows)

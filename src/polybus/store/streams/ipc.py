@@ -85,6 +85,7 @@ _GAPS: Final = tuple(bytes(gap) for gap in range(_ALIGNMENT))
 
 def _packed(buffer: Bytes | Repeated | Numbers | Blocks, compression: Compression) -> Sequence[Bytes]:
     if isinstance(buffer, Blocks):
+        assert compression == "lz4", "it is packed already"
         return _LENGTH.pack(sum(block.size for block in buffer.blocks)), *lz4.frame(buffer.blocks)
     if isinstance(buffer, Repeated):
         if compression == "lz4" and (block := lz4.repeated(*buffer)):
