@@ -12,7 +12,7 @@ import pytest
 
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
-from polybus.store.streams import writer
+from polybus.store.streams import gathering, writer
 from polybus.store.streams.files import Files
 from polybus.store.streams.rule import StreamRule
 from polybus.wire.mqtt.codec import encode
@@ -223,6 +223,27 @@ def test_nothing_is_acknowledged_before_it_is_written(tmp_path: Path, version: i
         world.until_safe()
         assert [p.packet_id for p in alice.take(PubComp)] == [77]
     assert payloads(read_files(tmp_path)) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(("rows", "enough"), [(1, 1), (1, 1 << 20), (2, 1), (3, 1), (16_384, 1)])
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_every_commit_is_done_however_batches_are_cut(
+    tmp_path: Path, rows: int, enough: int, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "BATCH_ROWS", rows)
+    monkeypatch.setattr(writer, "ENOUGH_BYTES", enough)
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=partitions)) as world:
+        alice = world.connect("alice", V311)
+        acknowledged: list[PubAck] = []
+        sent = 0
+        for count in (1, 2, 3, 5):
+            alice.feed_packets(*(Publish(f"t/{n}", b"%d" % n, 1, packet_id=n + 1) for n in range(count)))
+            sent += count
+            while len(acknowledged) < sent:
+                world.until(
+                    lambda: acknowledged.extend(found := alice.take(PubAck)) or found, "acknowledgements"
+                )
+    assert len(read_files(tmp_path)) == sent
 
 
 def test_a_commit_with_nothing_before_it_is_done_at_once_and_all_in_order(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class StreamSet:
         self._packer = Packer()
         self._taken = 0
         self._made = 0
-        """How many of those are in batches …"""
+        """How many of those the thread was given, with nothing left behind …"""
         self._safe = 0
         """… and how many are written."""
         self._gathered_bytes = 0
@@ -253,7 +253,6 @@ class StreamSet:
             for place in stream.gatherings:
                 if place.rows:
                     self._make(stream, place)
-        self._made = self._taken
 
     def _make(self, stream: Stream, place: Gathering) -> None:
         """A batch of what has gathered here."""
@@ -278,6 +277,8 @@ class StreamSet:
     def _submit(self) -> None:
         """Give the thread what is ready."""
         if self._ready:
+            if not self._gathered_bytes:
+                self._made = self._taken
             self._work.put(Group(self._ready, self._ready_bytes, self._made))
             self._groups += 1
             self._writing_bytes += self._ready_bytes
