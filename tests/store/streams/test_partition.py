@@ -71,6 +71,35 @@ def test_offsets_that_are_missing_are_between_segments(tmp_path: Path, written: 
     again.close()
 
 
+@pytest.mark.parametrize("first", [2, 10])
+def test_a_segment_that_could_not_be_begun_is_begun_later(tmp_path: Path, first: int) -> None:
+    """The one before it is full: nothing may be written behind its index."""
+
+    class NoNewFiles(Files):
+        is_full = False
+
+        def create(self, path: Path, data: bytes) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "no room")
+            return super().create(path, data)
+
+    files = NoNewFiles()
+    partition = Partition(tmp_path, 0, files=files)
+    fill(partition, [b"0", b"1"])
+    files.is_full = True
+    with pytest.raises(OSError, match="no room"):
+        partition.append(batch(10, [b"10"]))
+    assert partition.written == 2
+    files.is_full = False
+    partition.append(batch(first, [b"later"]))
+    assert offsets(partition.span(0, first + 1)) == [0, 1, first]
+    partition.close()
+    again = Partition(tmp_path, 0)
+    assert offsets(again.span(0, first + 1)) == [0, 1, first]
+    again.close()
+    assert payloads(read_files(tmp_path)) == [b"0", b"1", b"later"]
+
+
 def test_offsets_are_not_given_again_by_mistake(tmp_path: Path) -> None:
     partition = Partition(tmp_path, 0)
     fill(partition, [b"1", b"2"])

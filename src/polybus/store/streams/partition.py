@@ -171,8 +171,8 @@ class Partition:
         """The same of records that are encoded. Between them and the last ones offsets may be missing."""
         if self._fd < 0:
             self._reopen()
-        if batch.first != self.written:
-            self._skip_to(batch.first)
+        if batch.first != self.written or self.segments[-1].is_sealed:
+            self._go_on_at(batch.first)
         if self._reserved < batch.next:
             self._reserve()
         active = self.segments[-1]
@@ -232,11 +232,11 @@ class Partition:
         segment.begin(len(segments.SCHEMA_BYTES))
         self.segments = (*self.segments, segment)
 
-    def _skip_to(self, offset: int) -> None:
-        """A gap is between segments, never within one. Raises OSError."""
-        assert offset > self.written, f"{offset} was given before, {self.written} is next"
+    def _go_on_at(self, offset: int) -> None:
+        """In a new segment: a gap is between segments, never within one. Raises OSError."""
+        assert offset >= self.written, f"{offset} was given before, {self.written} is next"
         active = self.segments[-1]
-        if active.count():
+        if active.count() and not active.is_sealed:
             self._seal(active)
         before, self.written = self.written, offset
         try:
