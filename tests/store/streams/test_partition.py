@@ -16,7 +16,7 @@ from polybus.store.streams.files import Files
 from polybus.store.streams.format import scan
 from polybus.store.streams.mark import MARK_FILE
 from polybus.store.streams.partition import Damaged, Extent, Gone, Partition, Shape
-from polybus.store.streams.segment import read_batch
+from polybus.store.streams.segment import read_batch, read_index
 from tests.store.streams.records import batch, payloads, read_files
 
 TINY = Shape(segment_bytes=2500)
@@ -68,6 +68,50 @@ def test_offsets_that_are_missing_are_between_segments(tmp_path: Path, written: 
     again = Partition(tmp_path, 0)
     assert again.next == 13
     assert offsets(again.span(0, 13)) == [*range(written), 10, 11, 12]
+    again.close()
+
+
+class NoNewFiles(Files):
+    """There is room in those that are there, but none for another one."""
+
+    def __init__(self) -> None:
+        self.error = 0
+
+    def create(self, path: Path, data: bytes) -> int:
+        self._fail()
+        return super().create(path, data)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._fail()
+        super().replace(path, data)
+
+    def _fail(self) -> None:
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.mark.parametrize("following", [3, 20])
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_segment_that_ended_is_not_written_on_if_there_is_no_next_one(
+    tmp_path: Path, following: int, tries: int
+) -> None:
+    """Behind its end nobody would find what was acknowledged."""
+    files = NoNewFiles()
+    partition = Partition(tmp_path, 0, files=files)
+    fill(partition, [b"0", b"1", b"2"])
+    files.error = errno.ENOSPC
+    for _ in range(tries):
+        with pytest.raises(OSError, match="No space"):
+            partition.append(batch(10, [b"10"]))
+    files.error = 0
+    partition.append(batch(following, [b"a", b"b"]))
+    expected = [0, 1, 2, following, following + 1]
+    assert offsets(partition.span(0, partition.next)) == expected
+    assert [record["offset"] for record in read_files(tmp_path)] == expected
+    assert [read_index(segment.path) is not None for segment in partition.segments] == [True, False]
+    abandon(partition)
+    again = Partition(tmp_path, 0)
+    assert offsets(again.span(0, again.next)) == expected
     again.close()
 
 

@@ -173,6 +173,8 @@ class Partition:
             self._reopen()
         if batch.first != self.written:
             self._skip_to(batch.first)
+        elif self.segments[-1].is_sealed:  # there was no room for the next one then
+            self._begin()
         if self._reserved < batch.next:
             self._reserve()
         active = self.segments[-1]
@@ -275,6 +277,8 @@ class Partition:
             self._fd = -1
 
     def _seal(self, active: Segment) -> None:
+        if active.is_sealed:
+            return
         index = segments.encode_index(active.index())
         try:
             self._files.append(self._fd, [index])
