@@ -6,13 +6,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
 from polybus.store.streams import writer
+from polybus.store.streams.columns import partition_of
 from polybus.store.streams.files import Files
+from polybus.store.streams.gathering import BATCH_BYTES
 from polybus.store.streams.rule import StreamRule
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
@@ -206,6 +209,58 @@ def test_a_commit_with_nothing_before_it_is_done_at_once_and_all_in_order(tmp_pa
         gate.open_gate.set()
         world.until(lambda: len(done) == 4)
         assert done == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_message_that_is_a_batch_of_its_own_is_acknowledged(
+    tmp_path: Path, qos: int, partitions: int
+) -> None:
+    """It is on its way before anyone waits for it, and nothing may come behind it."""
+    payload = b"x" * BATCH_BYTES
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=partitions)) as world:
+        alice = world.connect("alice")
+        alice.send(Publish("a", payload, qos, packet_id=7))
+        done: list[bool] = []
+        world.streams.commit(lambda: done.append(True))
+        world.first_posted()
+        assert done, "written, and those who wait are not told"
+        world.pump()
+        assert [each.packet_id for each in alice.take(PubAck if qos == 1 else PubRec)] == [7]
+    assert payloads(read_files(tmp_path)) == [payload]
+
+
+def test_what_is_left_beside_a_batch_is_written_though_nobody_waits(tmp_path: Path) -> None:
+    """One packet is a batch of its own; its neighbour is of another partition, and nothing follows."""
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=2)) as world:
+        alice = world.connect("alice")
+        wire = encode(Publish("a", b"x" * BATCH_BYTES), V311) + encode(Publish("d", b"last"), V311)
+        assert partition_of(b"a", 2) != partition_of(b"d", 2)
+        for topic in ("a", "d"):  # known topics are read as one run
+            alice.publish(topic, b"first")
+        world.until_safe()
+        world.until(lambda: not world.streams._is_awake, "time is up")
+        alice.feed(wire)
+        assert world.streams._is_awake, "nobody would say when it is time"
+        world.until(lambda: world.streams.waiting_bytes() == 0, "nothing waits")
+    assert sorted(map(len, payloads(read_files(tmp_path)))) == [4, 5, 5, BATCH_BYTES]  # type: ignore[arg-type]
+
+
+@VERSIONS
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("count", [2, 15, 16])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_a_few_large_packets_that_come_together(
+    tmp_path: Path, version: int, qos: int, count: int, compression: Literal["none", "lz4", "zstd"]
+) -> None:
+    """They are packed when they come, though so few records would not be."""
+    sent = [b"%01000d" % n * 20 for n in range(count)]
+    with keeping(tmp_path, StreamRule("all", ("#",), compression=compression)) as world:
+        alice = world.connect("alice", version)
+        packets = [Publish("a", each, qos, packet_id=n + 1) for n, each in enumerate(sent)]
+        alice.feed(b"".join(encode(packet, version) for packet in packets))
+        world.until_safe()
+    assert payloads(read_files(tmp_path)) == sent
 
 
 # -- back-pressure ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from polybus.store.streams.ipc import CONTINUATION, Body, Buffer, Compression, Head
+from polybus.store.streams.ipc import CONTINUATION, Blocks, Body, Buffer, Compression, Head
 
 SCHEMA: Final = pa.schema(
     [
@@ -97,7 +97,7 @@ class NotASegment(ValueError):
 
 
 _WORTH_COMPRESSING: Final = 16
-"""Records; fewer would take more room than without."""
+"""Records; fewer would take more room than without. But what is packed already has to be said so."""
 _SAMPLE: Final = pa.RecordBatch.from_pylist(
     [
         {
@@ -145,7 +145,8 @@ def encode_batch(
     `commit` is the one of the state that it belongs to; 0: none.
     """
     rows = records.rows
-    compression = compression if rows >= _WORTH_COMPRESSING else "none"
+    is_packed = any(isinstance(buffer, Blocks) for buffer in records.buffers)
+    compression = compression if is_packed or rows >= _WORTH_COMPRESSING else "none"
     body = Body(records.buffers, compression)
     inner = records.properties
     nodes = (rows, rows, rows, rows, rows, rows, rows, rows, inner, inner, inner, rows)

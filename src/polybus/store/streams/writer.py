@@ -211,11 +211,12 @@ class StreamSet:
                     if place.is_enough:
                         self._make(stream, place)
         self._taken += 1
-        if self._gathered_bytes >= ENOUGH_BYTES:
+        if self._gathered_bytes >= ENOUGH_BYTES or not self._gathered_bytes:
+            # Also if all of it is in batches already: a commit waits for `_made`, and there may be no more.
             self._make_all()
         if self._ready_bytes >= ENOUGH_BYTES:
             self._submit()
-        elif not self._is_awake:
+        if not self._is_awake and (self._gathered_bytes or self._ready):
             self._is_awake = True
             self._work.put(_Wish.WAKE)
         if self.waiting_bytes() < MOST_WAITING_BYTES:
