@@ -9,7 +9,7 @@ packets each has little in it: a topic of some kilobytes would cost a thousand t
 from typing import Final
 
 FEW: Final = 8
-"""Packets looked at one by one before it is worth comparing columns, and packets to a column that make it so."""
+"""Packets looked at one by one before columns are worth it; and packets for each column that make them so."""
 MOST_COLUMNS: Final = 64
 
 

@@ -263,6 +263,25 @@ def test_a_few_large_packets_that_come_together(
     assert payloads(read_files(tmp_path)) == sent
 
 
+@pytest.mark.parametrize("topics", [1, 3])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_small_packets_of_a_publisher_with_a_long_name(tmp_path: Path, topics: int, qos: int) -> None:
+    """It is in each record: a batch of them all would be larger than Arrow can count, or than memory is."""
+    count, name = 1000, "c" * 65_000
+    sent = [(f"t/{n % topics}", b"%d" % n) for n in range(count)]
+    with keeping(tmp_path) as world:
+        alice = world.connect(name, V311)
+        packets = [Publish(topic, payload, qos, packet_id=n + 1) for n, (topic, payload) in enumerate(sent)]
+        alice.feed(b"".join(encode(packet, V311) for packet in packets))
+        world.until_safe()
+        segments = world.streams.streams["all"].partitions[0].segments
+        batches = [batch for segment in segments for batch in segment.index()]
+    found = read_files(tmp_path)
+    assert [(record["topic"], record["payload"]) for record in found] == sent
+    assert {record["client_id"] for record in found} == {name}
+    assert max(batch.rows for batch in batches) * len(name) <= 2 * BATCH_BYTES
+
+
 # -- back-pressure ----------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ Payloads of a long run are taken out and packed at once, while they are in the p
 
 import functools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -63,6 +63,11 @@ class Piece(msgspec.Struct, gc=False):
         """In memory."""
         return len(self.block.data) if self.block else self.count * max(self.width, self.stride)
 
+    def part(self, first: int, stop: int) -> "Piece":
+        """Of one whose payloads are not packed."""
+        start = self.start + first * self.stride
+        return msgspec.structs.replace(self, count=stop - first, start=start)
+
 
 class Layout(NamedTuple):
     """Where things are in a publish packet that has no properties, by protocol."""
@@ -107,6 +112,14 @@ def pieces_of(item: Message | Run, time: int) -> Sequence[Piece | Block]:
                 )
             ]
     return _run_pieces(item, layout, time)
+
+
+def cut(pieces: Iterable[Piece | Block], rows: int) -> Iterator[Piece | Block]:
+    """The same records, in pieces of at most so many."""
+    for piece in pieces:
+        for first in range(0, piece.count, rows):
+            stop = min(first + rows, piece.count)
+            yield piece.part(first, stop)
 
 
 def known_size(run: Run) -> int:
