@@ -115,6 +115,30 @@ def test_a_segment_that_ended_is_not_written_on_if_there_is_no_next_one(
     again.close()
 
 
+def test_a_new_segment_whose_name_was_not_synced_is_begun_again(tmp_path: Path) -> None:
+    class Unsure(Files):
+        is_bad = False
+
+        def sync_folder(self, path: Path) -> None:
+            if self.is_bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().sync_folder(path)
+
+    files = Unsure()
+    partition = Partition(tmp_path, 0, TINY._replace(is_synced=True), files)
+    files.is_bad = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            fill(partition, *([b"%d" % n] for n in range(8)))
+    files.is_bad = False
+    written = partition.next
+    fill(partition, [b"more"])
+    assert len(partition.segments) == 2
+    assert offsets(partition.span(0, partition.next)) == list(range(written + 1))
+    partition.close()
+    assert [record["offset"] for record in read_files(tmp_path)] == list(range(written + 1))
+
+
 def test_offsets_are_not_given_again_by_mistake(tmp_path: Path) -> None:
     partition = Partition(tmp_path, 0)
     fill(partition, [b"1", b"2"])
