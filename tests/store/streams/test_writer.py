@@ -314,6 +314,25 @@ def test_a_slow_disk_stops_publishers_and_loses_nothing(
     assert sum(record["topic"] == "a" for record in read_files(tmp_path)) == sent
 
 
+def test_properties_that_wait_for_a_slow_disk_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_WAITING_BYTES", 200_000)
+    gate = Gate()
+    with keeping(tmp_path, files=gate) as world:
+        alice = world.connect("alice", V5)
+        gate.open_gate.clear()
+        said = Properties(user_properties=(("name", "v" * 10_000),) * 5 + (("", ""),) * 100)
+        sent = 0
+        while not alice.port.is_paused and sent < 10:
+            alice.send(Publish("a", b"", properties=said))
+            sent += 1
+        gate.open_gate.set()
+        assert sent < 5
+        world.until_safe()
+    assert len(read_files(tmp_path)) == sent
+
+
 # -- when the disk cannot -----------------------------------------------------------------------------------
 
 
@@ -357,6 +376,33 @@ def test_what_could_not_be_written_is_not_acknowledged_and_then_refused_with_a_r
         world.until_safe()
         assert [a.reason_code for a in again.take(PubAck if qos == 1 else PubRec)] == [0]  # type: ignore[type-var]
     assert payloads(read_files(tmp_path)) == [b"4"]
+
+
+def test_a_fault_of_our_own_in_the_thread_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Files):
+        is_broken = False
+
+        def create(self, path: Path, data: bytes) -> int:
+            if self.is_broken:
+                raise RuntimeError("our own fault")
+            return super().create(path, data)
+
+    files = Broken()
+    with keeping(tmp_path, StreamRule("all", ("#",), segment_bytes=1000), files=files) as world:
+        alice = world.connect("alice")
+        files.is_broken = True
+        alice.publish("a", b"x" * 2000, qos=1)
+        acknowledged: list[PubAck] = []
+
+        def is_over() -> bool:
+            acknowledged.extend(alice.take(PubAck))
+            return bool(acknowledged) or "the writer of streams failed" in caplog.text
+
+        world.until(is_over, "an end")
+        assert acknowledged, "it is written"
+    assert payloads(read_files(tmp_path)) == [b"x" * 2000]
 
 
 def test_a_client_of_3_1_1_is_told_by_the_end_of_its_connection(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ MANY: Final = 8
 """Records from which on a matrix is cheaper than a loop."""
 
 
+PAIR_BYTES: Final = 150
+"""What a property costs beside its characters."""
+
+
 class Piece(msgspec.Struct, gc=False):
     topic: bytes
     count: int
@@ -56,12 +60,19 @@ class Piece(msgspec.Struct, gc=False):
     @property
     def size_bytes(self) -> int:
         """As columns."""
-        return self.count * (self.width + len(self.topic) + len(self.client_id))
+        return self.count * (self.width + len(self.topic) + len(self.client_id) + self._said)
 
     @property
     def held_bytes(self) -> int:
         """In memory."""
-        return len(self.block.data) if self.block else self.count * max(self.width, self.stride)
+        return len(self.block.data) if self.block else self.count * max(self.width, self.stride) + self._said
+
+    @property
+    def _said(self) -> int:
+        """Bytes of its properties, and of what holds them: they may be most of it."""
+        if not self.properties:
+            return 0
+        return sum(len(name) + len(value) + PAIR_BYTES for name, value in self.properties)
 
     def part(self, first: int, stop: int) -> "Piece":
         """Of one whose payloads are not packed."""

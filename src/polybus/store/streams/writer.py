@@ -371,7 +371,7 @@ class StreamSet:
             return False
         try:
             partition.tend(self._clock())
-        except OSError as error:
+        except Exception as error:  # whatever it is: those who wait for this group have to hear of it
             self._refuse(stream, error)
         return True
 
