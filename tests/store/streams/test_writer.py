@@ -129,6 +129,19 @@ def test_a_topic_is_always_in_the_same_partition(tmp_path: Path) -> None:
     assert len(set.union(*homes.values())) == 4
 
 
+def test_long_topics_are_not_remembered(tmp_path: Path) -> None:
+    topics = [f"{n}".ljust(30_000, "x") for n in range(10)]
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=3)) as world:
+        alice = world.connect("alice")
+        for topic in (*topics, "short"):
+            alice.publish(topic, b"x")
+        world.until_safe()
+        assert list(world.streams.streams["all"]._places) == [b"short"]
+    for partition in range(3):
+        found = {record["topic"] for record in read_files(tmp_path / "streams" / "all" / str(partition))}
+        assert found == {topic for topic in (*topics, "short") if partition_of(topic.encode(), 3) == partition}
+
+
 def test_a_run_of_topics_with_different_streams_is_divided_rightly(tmp_path: Path) -> None:
     """Their audience is the same: nobody."""
     with keeping(tmp_path, StreamRule("a", ("a",)), StreamRule("b", ("b",))) as world:
