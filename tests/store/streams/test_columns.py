@@ -13,7 +13,6 @@ from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
 from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, divided
 from polybus.store.streams.columns import MANY, WORTH_PACKING, Packer, Piece, build, partition_of, pieces_of
-from polybus.store.streams.format import WORTH_COMPRESSING
 from polybus.store.streams.ipc import Compression
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V5, V311, Publish
@@ -182,9 +181,8 @@ def test_what_is_not_packed_when_it_comes() -> None:
     short = alike_run(MQTT_311, mqtt(V311), 0, [("a", b"x" * 100)] * 10)
     empty = alike_run(MQTT_311, mqtt(V311), 0, [("a" * 20, b"")] * count)
     large = alike_run(MQTT_311, mqtt(V311), 0, [("a", b"x" * 20_000)] * 60)
-    few = alike_run(MQTT_311, mqtt(V311), 0, [("a", b"x" * 20_000)] * (WORTH_COMPRESSING - 1))
     unknown = Run(alike_run(MQTT_311, mqtt(V311), 0, [("a", b"x" * 100)] * count).wire, count, MQTT_311, "me")
-    assert [packer.pack(run, 0) for run in (short, empty, large, few, unknown)] == [None] * 5
+    assert [packer.pack(run, 0) for run in (short, empty, large, unknown)] == [None] * 4
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])

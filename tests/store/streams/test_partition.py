@@ -16,7 +16,7 @@ from polybus.store.streams.files import Files
 from polybus.store.streams.format import scan
 from polybus.store.streams.mark import MARK_FILE
 from polybus.store.streams.partition import Damaged, Extent, Gone, Partition, Shape
-from polybus.store.streams.segment import read_batch
+from polybus.store.streams.segment import read_batch, read_index
 from tests.store.streams.records import batch, payloads, read_files
 
 TINY = Shape(segment_bytes=2500)
@@ -98,6 +98,74 @@ def test_a_segment_that_could_not_be_begun_is_begun_later(tmp_path: Path, first:
     assert offsets(again.span(0, first + 1)) == [0, 1, first]
     again.close()
     assert payloads(read_files(tmp_path)) == [b"0", b"1", b"later"]
+
+
+class NoNewFiles(Files):
+    """There is room in those that are there, but none for another one."""
+
+    def __init__(self) -> None:
+        self.error = 0
+
+    def create(self, path: Path, data: bytes) -> int:
+        self._fail()
+        return super().create(path, data)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._fail()
+        super().replace(path, data)
+
+    def _fail(self) -> None:
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.mark.parametrize("following", [3, 20])
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_segment_that_ended_is_not_written_on_if_there_is_no_next_one(
+    tmp_path: Path, following: int, tries: int
+) -> None:
+    """Behind its end nobody would find what was acknowledged."""
+    files = NoNewFiles()
+    partition = Partition(tmp_path, 0, files=files)
+    fill(partition, [b"0", b"1", b"2"])
+    files.error = errno.ENOSPC
+    for _ in range(tries):
+        with pytest.raises(OSError, match="No space"):
+            partition.append(batch(10, [b"10"]))
+    files.error = 0
+    partition.append(batch(following, [b"a", b"b"]))
+    expected = [0, 1, 2, following, following + 1]
+    assert offsets(partition.span(0, partition.next)) == expected
+    assert [record["offset"] for record in read_files(tmp_path)] == expected
+    assert [read_index(segment.path) is not None for segment in partition.segments] == [True, False]
+    abandon(partition)
+    again = Partition(tmp_path, 0)
+    assert offsets(again.span(0, again.next)) == expected
+    again.close()
+
+
+def test_a_new_segment_whose_name_was_not_synced_is_begun_again(tmp_path: Path) -> None:
+    class Unsure(Files):
+        is_bad = False
+
+        def sync_folder(self, path: Path) -> None:
+            if self.is_bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().sync_folder(path)
+
+    files = Unsure()
+    partition = Partition(tmp_path, 0, TINY._replace(is_synced=True), files)
+    files.is_bad = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            fill(partition, *([b"%d" % n] for n in range(8)))
+    files.is_bad = False
+    written = partition.next
+    fill(partition, [b"more"])
+    assert len(partition.segments) == 2
+    assert offsets(partition.span(0, partition.next)) == list(range(written + 1))
+    partition.close()
+    assert [record["offset"] for record in read_files(tmp_path)] == list(range(written + 1))
 
 
 def test_offsets_are_not_given_again_by_mistake(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
 from polybus.store.streams import gathering, writer
+from polybus.store.streams.columns import partition_of
 from polybus.store.streams.files import Files
+from polybus.store.streams.gathering import BATCH_BYTES
 from polybus.store.streams.rule import StreamRule
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
@@ -161,6 +163,19 @@ def test_a_topic_is_always_in_the_same_partition(tmp_path: Path) -> None:
     assert len(set.union(*homes.values())) == 4
 
 
+def test_long_topics_are_not_remembered(tmp_path: Path) -> None:
+    topics = [f"{n}".ljust(30_000, "x") for n in range(10)]
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=3)) as world:
+        alice = world.connect("alice")
+        for topic in (*topics, "short"):
+            alice.publish(topic, b"x")
+        world.until_safe()
+        assert list(world.streams.streams["all"]._places) == [b"short"]
+    for partition in range(3):
+        found = {record["topic"] for record in read_files(tmp_path / "streams" / "all" / str(partition))}
+        assert found == {topic for topic in (*topics, "short") if partition_of(topic.encode(), 3) == partition}
+
+
 def test_a_run_of_topics_with_different_streams_is_divided_rightly(tmp_path: Path) -> None:
     """Their audience is the same: nobody."""
     with keeping(tmp_path, StreamRule("a", ("a",)), StreamRule("b", ("b",))) as world:
@@ -264,6 +279,77 @@ def test_a_commit_with_nothing_before_it_is_done_at_once_and_all_in_order(tmp_pa
         assert done == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_message_that_is_a_batch_of_its_own_is_acknowledged(
+    tmp_path: Path, qos: int, partitions: int
+) -> None:
+    """It is on its way before anyone waits for it, and nothing may come behind it."""
+    payload = b"x" * BATCH_BYTES
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=partitions)) as world:
+        alice = world.connect("alice")
+        alice.send(Publish("a", payload, qos, packet_id=7))
+        done: list[bool] = []
+        world.streams.commit(lambda: done.append(True))
+        world.first_posted()
+        assert done, "written, and those who wait are not told"
+        world.pump()
+        assert [each.packet_id for each in alice.take(PubAck if qos == 1 else PubRec)] == [7]
+    assert payloads(read_files(tmp_path)) == [payload]
+
+
+def test_what_is_left_beside_a_batch_is_written_though_nobody_waits(tmp_path: Path) -> None:
+    """One packet is a batch of its own; its neighbour is of another partition, and nothing follows."""
+    with keeping(tmp_path, StreamRule("all", ("#",), partitions=2)) as world:
+        alice = world.connect("alice")
+        wire = encode(Publish("a", b"x" * BATCH_BYTES), V311) + encode(Publish("d", b"last"), V311)
+        assert partition_of(b"a", 2) != partition_of(b"d", 2)
+        for topic in ("a", "d"):  # known topics are read as one run
+            alice.publish(topic, b"first")
+        world.until_safe()
+        world.until(lambda: not world.streams._is_awake, "time is up")
+        alice.feed(wire)
+        assert world.streams._is_awake, "nobody would say when it is time"
+        world.until(lambda: world.streams.waiting_bytes() == 0, "nothing waits")
+    assert sorted(map(len, payloads(read_files(tmp_path)))) == [4, 5, 5, BATCH_BYTES]  # type: ignore[arg-type]
+
+
+@VERSIONS
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("count", [2, 15, 16])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_a_few_large_packets_that_come_together(
+    tmp_path: Path, version: int, qos: int, count: int, compression: Literal["none", "lz4", "zstd"]
+) -> None:
+    """They are packed when they come, though so few records would not be."""
+    sent = [b"%01000d" % n * 20 for n in range(count)]
+    with keeping(tmp_path, StreamRule("all", ("#",), compression=compression)) as world:
+        alice = world.connect("alice", version)
+        packets = [Publish("a", each, qos, packet_id=n + 1) for n, each in enumerate(sent)]
+        alice.feed(b"".join(encode(packet, version) for packet in packets))
+        world.until_safe()
+    assert payloads(read_files(tmp_path)) == sent
+
+
+@pytest.mark.parametrize("topics", [1, 3])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_small_packets_of_a_publisher_with_a_long_name(tmp_path: Path, topics: int, qos: int) -> None:
+    """It is in each record: a batch of them all would be larger than Arrow can count, or than memory is."""
+    count, name = 1000, "c" * 65_000
+    sent = [(f"t/{n % topics}", b"%d" % n) for n in range(count)]
+    with keeping(tmp_path) as world:
+        alice = world.connect(name, V311)
+        packets = [Publish(topic, payload, qos, packet_id=n + 1) for n, (topic, payload) in enumerate(sent)]
+        alice.feed(b"".join(encode(packet, V311) for packet in packets))
+        world.until_safe()
+        segments = world.streams.streams["all"].partitions[0].segments
+        batches = [batch for segment in segments for batch in segment.index()]
+    found = read_files(tmp_path)
+    assert [(record["topic"], record["payload"]) for record in found] == sent
+    assert {record["client_id"] for record in found} == {name}
+    assert max(batch.rows for batch in batches) * len(name) <= 2 * BATCH_BYTES
+
+
 # -- back-pressure ----------------------------------------------------------------------------------------
 
 
@@ -294,6 +380,25 @@ def test_a_slow_disk_stops_publishers_and_loses_nothing(
         world.until_safe()
         assert world.streams.waiting_bytes() == 0
     assert sum(record["topic"] == "a" for record in read_files(tmp_path)) == sent
+
+
+def test_properties_that_wait_for_a_slow_disk_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_WAITING_BYTES", 200_000)
+    gate = Gate()
+    with keeping(tmp_path, files=gate) as world:
+        alice = world.connect("alice", V5)
+        gate.open_gate.clear()
+        said = Properties(user_properties=(("name", "v" * 10_000),) * 5 + (("", ""),) * 100)
+        sent = 0
+        while not alice.port.is_paused and sent < 10:
+            alice.send(Publish("a", b"", properties=said))
+            sent += 1
+        gate.open_gate.set()
+        assert sent < 5
+        world.until_safe()
+    assert len(read_files(tmp_path)) == sent
 
 
 # -- when the disk cannot -----------------------------------------------------------------------------------
@@ -339,6 +444,33 @@ def test_what_could_not_be_written_is_not_acknowledged_and_then_refused_with_a_r
         world.until_safe()
         assert [a.reason_code for a in again.take(PubAck if qos == 1 else PubRec)] == [0]  # type: ignore[type-var]
     assert payloads(read_files(tmp_path)) == [b"4"]
+
+
+def test_a_fault_of_our_own_in_the_thread_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Files):
+        is_broken = False
+
+        def create(self, path: Path, data: bytes) -> int:
+            if self.is_broken:
+                raise RuntimeError("our own fault")
+            return super().create(path, data)
+
+    files = Broken()
+    with keeping(tmp_path, StreamRule("all", ("#",), segment_bytes=1000), files=files) as world:
+        alice = world.connect("alice")
+        files.is_broken = True
+        alice.publish("a", b"x" * 2000, qos=1)
+        acknowledged: list[PubAck] = []
+
+        def is_over() -> bool:
+            acknowledged.extend(alice.take(PubAck))
+            return bool(acknowledged) or "the writer of streams failed" in caplog.text
+
+        world.until(is_over, "an end")
+        assert acknowledged, "it is written"
+    assert payloads(read_files(tmp_path)) == [b"x" * 2000]
 
 
 def test_a_client_of_3_1_1_is_told_by_the_end_of_its_connection(tmp_path: Path) -> None:

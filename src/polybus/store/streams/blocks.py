@@ -49,6 +49,13 @@ class Block(msgspec.Struct, frozen=True):
         """In memory."""
         return self.size_bytes
 
+    def part(self, first: int, stop: int) -> "Block":
+        return self.chosen(pa.array(np.arange(first, stop)))
+
+    def chosen(self, rows: pa.Array) -> "Block":
+        topics, payloads = self.topics.take(rows), self.payloads.take(rows)
+        return Block(topics, payloads, self.time, self.client_id, self.qos)
+
     def topic_lengths(self) -> npt.NDArray[np.int32]:
         return np.diff(_ends(self.topics))
 
@@ -101,8 +108,7 @@ def divided(block: Block, place_of: Callable[[bytes], Place]) -> Iterator[tuple[
     numbers = np.array([chosen.index(place) for place in places])[np.asarray(encoded.indices)]
     for number, place in enumerate(chosen):
         rows = pa.array(np.flatnonzero(numbers == number))
-        topics, payloads = block.topics.take(rows), block.payloads.take(rows)
-        yield place, Block(topics, payloads, block.time, block.client_id, block.qos)
+        yield place, block.chosen(rows)
 
 
 def _stops(wire: bytes) -> npt.NDArray[np.int64]:

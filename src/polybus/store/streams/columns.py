@@ -10,7 +10,7 @@ Payloads of a long run are taken out and packed at once, while they are in the p
 
 import functools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -25,7 +25,7 @@ from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
 from polybus.store.streams import lz4
 from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, block_of
-from polybus.store.streams.format import SCHEMA, WORTH_COMPRESSING, Records
+from polybus.store.streams.format import SCHEMA, Records
 from polybus.store.streams.ipc import Blocks, Buffer, Numbers, Repeated
 from polybus.store.streams.lz4 import Bytes
 
@@ -34,6 +34,10 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 _WORD: Final = 8
 MANY: Final = 8
 """Records from which on a matrix is cheaper than a loop."""
+
+
+PAIR_BYTES: Final = 150
+"""What a property costs beside its characters."""
 
 
 class Piece(msgspec.Struct, gc=False):
@@ -56,12 +60,24 @@ class Piece(msgspec.Struct, gc=False):
     @property
     def size_bytes(self) -> int:
         """As columns."""
-        return self.count * (self.width + len(self.topic) + len(self.client_id))
+        return self.count * (self.width + len(self.topic) + len(self.client_id) + self._said)
 
     @property
     def held_bytes(self) -> int:
         """In memory."""
-        return len(self.block.data) if self.block else self.count * max(self.width, self.stride)
+        return len(self.block.data) if self.block else self.count * max(self.width, self.stride) + self._said
+
+    @property
+    def _said(self) -> int:
+        """Bytes of its properties, and of what holds them: they may be most of it."""
+        if not self.properties:
+            return 0
+        return sum(len(name) + len(value) + PAIR_BYTES for name, value in self.properties)
+
+    def part(self, first: int, stop: int) -> "Piece":
+        """Of one whose payloads are not packed."""
+        start = self.start + first * self.stride
+        return msgspec.structs.replace(self, count=stop - first, start=start)
 
 
 class Layout(NamedTuple):
@@ -107,6 +123,14 @@ def pieces_of(item: Message | Run, time: int) -> Sequence[Piece | Block]:
                 )
             ]
     return _run_pieces(item, layout, time)
+
+
+def cut(pieces: Iterable[Piece | Block], rows: int) -> Iterator[Piece | Block]:
+    """The same records, in pieces of at most so many."""
+    for piece in pieces:
+        for first in range(0, piece.count, rows):
+            stop = min(first + rows, piece.count)
+            yield piece.part(first, stop)
 
 
 def known_size(run: Run) -> int:
@@ -345,7 +369,7 @@ class Packer:
 
     def pack(self, run: Run, time: int) -> Piece | None:
         """None: its packets are not known to be alike, or it is not worth it."""
-        if not WORTH_PACKING <= len(run.wire) <= MOST_PACKED or run.count < WORTH_COMPRESSING:
+        if not WORTH_PACKING <= len(run.wire) <= MOST_PACKED:
             return None
         if not known_size(run) or run.encoding not in LAYOUTS:
             return None

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from polybus.store.streams.ipc import CONTINUATION, Body, Buffer, Compression, Head
+from polybus.store.streams.ipc import CONTINUATION, Blocks, Body, Buffer, Compression, Head
 
 SCHEMA: Final = pa.schema(
     [
@@ -96,8 +96,8 @@ class NotASegment(ValueError):
     """These bytes are not a segment of ours; the text says why."""
 
 
-WORTH_COMPRESSING: Final = 16
-"""Records; fewer would take more room than without."""
+_WORTH_COMPRESSING: Final = 16
+"""Records; fewer would take more room than without. But what is packed already has to be said so."""
 _SAMPLE: Final = pa.RecordBatch.from_pylist(
     [
         {
@@ -144,7 +144,8 @@ def _head_of(compression: Compression, has_commit: bool) -> Head:
 def encode_batch(records: Records, compression: Compression = "none", commit: int = 0) -> Encoded:
     """`commit` is the one of the state that they belong to; 0: none."""
     rows = records.rows
-    compression = compression if rows >= WORTH_COMPRESSING else "none"
+    is_packed = any(isinstance(buffer, Blocks) for buffer in records.buffers)
+    compression = compression if is_packed or rows >= _WORTH_COMPRESSING else "none"
     body = Body(records.buffers, compression)
     inner = records.properties
     nodes = (rows, rows, rows, rows, rows, rows, rows, rows, inner, inner, inner, rows)

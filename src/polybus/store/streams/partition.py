@@ -223,8 +223,13 @@ class Partition:
     def _begin(self) -> None:
         path = self.folder / f"{self.written:020}.arrow"
         fd = self._files.create(path, segments.SCHEMA_BYTES)
-        if self.shape.is_synced:
-            self._files.sync_folder(self.folder)
+        try:
+            if self.shape.is_synced:
+                self._files.sync_folder(self.folder)
+        except BaseException:
+            os.close(fd)
+            path.unlink()  # the next try makes it again, and never over a file that is there
+            raise
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
@@ -275,6 +280,8 @@ class Partition:
             self._fd = -1
 
     def _seal(self, active: Segment) -> None:
+        if active.is_sealed:
+            return
         index = segments.encode_index(active.index())
         try:
             self._files.append(self._fd, [index])

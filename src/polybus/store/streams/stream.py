@@ -26,6 +26,8 @@ STREAM_FILE: Final = "stream.json"
 ID_BYTES: Final = 8
 MOST_TOPICS: Final = 100_000
 """Remembered with their partition."""
+LONG_TOPIC_BYTES: Final = 256
+"""Not remembered: they would take gigabytes, and looking them up costs as much as finding their partition."""
 
 
 class Stream:
@@ -70,6 +72,8 @@ class Stream:
         """Where records of this topic gather. For the event loop."""
         place = self._places.get(topic)
         if place is None:
+            if len(topic) >= LONG_TOPIC_BYTES:
+                return self.gatherings[partition_of(topic, self.rule.partitions)]
             if len(self._places) >= MOST_TOPICS:
                 self._places.clear()
             place = self._places[topic] = self.gatherings[partition_of(topic, self.rule.partitions)]

@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -29,10 +29,11 @@ from typing import Final, NamedTuple, TypeAlias
 from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
 from polybus.store.folder import DataFolder, StoreError
-from polybus.store.streams.columns import Packer, build, pieces_of
+from polybus.store.streams.blocks import Block
+from polybus.store.streams.columns import Packer, Piece, build, cut, pieces_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.format import Encoded, Records, encode_batch
-from polybus.store.streams.gathering import Gathering
+from polybus.store.streams.gathering import BATCH_BYTES, Gathering
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import Stream
 
@@ -203,9 +204,7 @@ class StreamSet:
         return found
 
     def take(self, streams: StreamLog, item: Message | Run, commit: int) -> bool:
-        now = self._clock()
-        packed = self._packer.pack(item, now) if streams.is_packed and isinstance(item, Run) else None
-        for piece in (packed,) if packed is not None else pieces_of(item, now):
+        for piece in self._pieces(streams, item):
             for stream in streams.streams:
                 for place, part in stream.divide(piece):
                     if place.commit and commit and commit != place.commit:
@@ -214,17 +213,29 @@ class StreamSet:
                     if place.is_enough:
                         self._make(stream, place)
         self._taken += 1
-        if self._gathered_bytes >= ENOUGH_BYTES:
+        if self._gathered_bytes >= ENOUGH_BYTES or not self._gathered_bytes:
+            # Also if all of it is in batches already: a commit waits for `_made`, and there may be no more.
             self._make_all()
         if self._ready_bytes >= ENOUGH_BYTES:
             self._submit()
-        elif not self._is_awake:
+        if not self._is_awake and (self._gathered_bytes or self._ready):
             self._is_awake = True
             self._work.put(_Wish.WAKE)
         if self.waiting_bytes() < MOST_WAITING_BYTES:
             return True
         self._has_stopped_some = True
         return False
+
+    def _pieces(self, streams: StreamLog, item: Message | Run) -> Iterable[Piece | Block]:
+        now = self._clock()
+        if isinstance(item, Run):
+            name = len(item.origin)
+            if item.count * name > BATCH_BYTES:
+                # Each record has the name of its publisher: 65 kB for a packet of six bytes, if it likes.
+                return cut(pieces_of(item, now), max(1, BATCH_BYTES // name))
+            if streams.is_packed and (packed := self._packer.pack(item, now)) is not None:
+                return (packed,)
+        return pieces_of(item, now)
 
     def waiting_bytes(self) -> int:
         return self._gathered_bytes + self._ready_bytes + self._writing_bytes
@@ -365,7 +376,7 @@ class StreamSet:
             return False
         try:
             partition.tend(self._clock())
-        except OSError as error:
+        except Exception as error:  # whatever it is: those who wait for this group have to hear of it
             self._refuse(stream, error)
         return True
 
