@@ -50,3 +50,11 @@ def test_the_first_that_differs_is_found_wherever_it_is(bad: int, column: int) -
     data = bytearray(b"abc-" * (4 * FEW))
     data[4 * bad + column] ^= 1
     assert alike_until(bytes(data), b"abc", 0, 4, len(data)) == 4 * bad
+
+
+@pytest.mark.parametrize("bad", range(4 * FEW))
+def test_the_first_without_its_zero_is_found_wherever_it_is(bad: int) -> None:
+    data = bytearray(b"--" + b"ab\0-" * (4 * FEW))
+    data[2 + 4 * bad + 2] = 1
+    assert alike_until(bytes(data), b"ab", 2, 4, len(data), 2) == 2 + 4 * bad
+    assert alike_until(bytes(data), b"ab", 2, 4, len(data)) == len(data), "if nobody asks, it need not be there"
