@@ -173,6 +173,8 @@ class Partition:
             self._reopen()
         if batch.first != self.written:
             self._skip_to(batch.first)
+        elif self.segments[-1].is_sealed:
+            self._begin()  # that could not be done when it was sealed
         if self._reserved < batch.next:
             self._reserve()
         active = self.segments[-1]
@@ -275,6 +277,8 @@ class Partition:
             self._fd = -1
 
     def _seal(self, active: Segment) -> None:
+        if active.is_sealed:
+            return  # and its follower could not be begun
         index = segments.encode_index(active.index())
         try:
             self._files.append(self._fd, [index])
