@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from polybus.broker.ledger import Ledger
 from polybus.wire.mqtt.packets import V5, V311, PubAck, Publish
 from tests.session.harness import Peer, World
@@ -109,3 +111,39 @@ def test_without_a_store_nothing_is_noted() -> None:
     assert not ledger.is_dirty
     assert ledger.take().is_empty()
     assert (ledger.next_row, ledger.next_piece, ledger.next_session) == (1, 1, 1)
+
+
+def test_who_depends_on_everything_so_far_is_not_freed_before_it() -> None:
+    """What was noted in its name may be in the commit that comes next, also if that one holds nothing of it."""
+    world, journal, (a, b) = make()
+    world.broker._commits.follow(a.link)
+    publish(b, 1)
+    publish(a, 2)
+    journal.waiting[1]()
+    world.settle()
+    assert (acknowledged(a), acknowledged(b)) == ([], [])
+    publish(a, 3)
+    journal.waiting[2]()
+    world.settle()
+    assert acknowledged(a) == []
+    journal.waiting[0]()
+    world.settle()
+    assert (acknowledged(a), acknowledged(b)) == ([2, 3], [1])
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["under way", "before its tick"])
+def test_only_those_whose_messages_were_lost_are_told(is_asked: bool) -> None:
+    world, journal, (a, b) = make()
+    publish(b, 2)
+    a.feed_packets(Publish("t", b"", 1, packet_id=1))
+    if is_asked:
+        world.settle()
+    world.broker.commit_failed({"a"}, "the disk is full")
+    world.settle()
+    assert a.is_closed
+    assert not b.is_closed
+    journal.is_slow = False
+    for done in journal.waiting:
+        done()
+    world.settle()
+    assert (acknowledged(a), acknowledged(b)) == ([], [2])

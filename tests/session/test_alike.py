@@ -73,3 +73,11 @@ def test_many_packets_take_fewer_steps_than_there_are() -> None:
     data = Watched((b"p" * 20 + b"x") * 8000)
     assert alike_until(data, b"p" * 20, 0, 21, len(data)) == len(data)
     assert 0 < data.cuts < 400
+
+
+@pytest.mark.parametrize("bad", range(4 * FEW))
+def test_the_first_without_its_zero_is_found_wherever_it_is(bad: int) -> None:
+    data = bytearray(b"--" + b"ab\0-" * (4 * FEW))
+    data[2 + 4 * bad + 2] = 1
+    assert alike_until(bytes(data), b"ab", 2, 4, len(data), 2) == 2 + 4 * bad
+    assert alike_until(bytes(data), b"ab", 2, 4, len(data)) == len(data), "if nobody asks, it need not be there"

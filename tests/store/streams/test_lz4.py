@@ -1,5 +1,7 @@
 """What is written by hand, Arrow's own LZ4 reads."""
 
+import random
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -34,6 +36,14 @@ def test_values_that_repeat(row: list[tuple[bytes, int]]) -> None:
         assert unpacked(block) == b"".join(value * count for value, count in row)
 
 
+@pytest.mark.parametrize("counts", [[5, 100], [100, 13], [30, 5, 30]])
+def test_several_values_are_written_down_if_each_repeats_enough(counts: list[int]) -> None:
+    values = [b"a", b"b", b"c"][: len(counts)]
+    block = lz4.repeated(values, counts)
+    assert block is not None
+    assert unpacked(block) == b"".join(value * count for value, count in zip(values, counts, strict=True))
+
+
 @pytest.mark.parametrize("width", [4, 8, 14, 15, 16, 269, 270, 271, 65_535])
 @pytest.mark.parametrize("count", [20, 21, 64])
 def test_lengths_that_need_more_bytes(width: int, count: int) -> None:
@@ -52,7 +62,11 @@ def test_lengths_that_need_more_bytes(width: int, count: int) -> None:
         ([b"x" * 65_535], [65]),
         ([b"x" * 65_536], [3]),
         ([b"ab", b"abc"], [50, 50]),
+        ([b"ab", b"abc", b"cd"], [50, 50, 50]),
         ([b"ab", b"cd"], [1, 50]),
+        ([b"a", b"b"], [4, 100]),  # a copy has at least four bytes
+        ([b"a" * 11, b"b" * 11], [10, 2]),  # its last copy would begin less than twelve bytes before the end
+        ([b"a", b"b"], [100, 12]),
     ],
 )
 def test_what_is_better_looked_for(values: list[bytes], counts: list[int]) -> None:
@@ -64,3 +78,11 @@ def test_more_than_a_block_may_have() -> None:
     blocks = [*lz4.pack_all(data)]
     assert [block.size for block in blocks] == [lz4.MOST_BYTES, 7]
     assert unpacked(*blocks) == data
+
+
+def test_what_cannot_be_packed_is_kept_as_it_is() -> None:
+    """Packed it would be larger, and a block of the largest size then larger than a frame may have."""
+    noise = random.Random(5).randbytes(lz4.MOST_BYTES)
+    block = lz4.pack(noise)
+    assert (block.size, bytes(block.data), block.is_packed) == (len(noise), noise, False)
+    assert unpacked(block) == noise

@@ -219,3 +219,18 @@ def test_batches_never_belong_to_two_commits(tmp_path: Path) -> None:
         streams.close()
     assert len(found) == 1
     assert seen == [0, 4, 7, 8]
+
+
+def test_the_first_record_of_all_may_belong_to_a_commit(tmp_path: Path) -> None:
+    with DataFolder(tmp_path) as folder:
+        streams = StreamSet(folder, [StreamRule("all", ("#",))])
+        log = streams.log_of("a")
+        assert log is not None
+        log.append(Message("a", b"x", 1), 1)
+        streams.start(lambda call, *arguments: None)
+        streams.finish()
+        partition = streams.streams["all"].partitions[0]
+        assert (log.refusal, partition.written, partition.next) == (None, 1, 0)
+        streams.committed(1)
+        assert partition.next == 1
+        streams.close()

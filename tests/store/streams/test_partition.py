@@ -391,3 +391,104 @@ def test_the_reserve_grows_before_it_is_reached(tmp_path: Path, monkeypatch: pyt
     for _ in range(20):
         fill(partition, [b"a", b"b", b"c"])
         assert json.loads((tmp_path / "reserved").read_text())["offset"] >= partition.next
+
+
+class Noting(Files):
+    """What is done to files, in its order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def append(self, fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+        self.calls.append("append")
+        super().append(fd, pieces)
+
+    def sync(self, fd: int) -> None:
+        self.calls.append("sync")
+        super().sync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        self.calls.append("sync_folder")
+        super().sync_folder(path)
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_each_group_is_synced_if_that_is_wanted(tmp_path: Path, is_synced: bool) -> None:
+    files = Noting()
+    partition = Partition(tmp_path, 0, Shape(segment_bytes=1, is_synced=is_synced), files)
+    files.calls.clear()
+    partition.append(batch(0, [b"a"]))
+    assert files.calls == (["append", "sync"] if is_synced else ["append"])
+    files.calls.clear()
+    partition.tend(1_000_000)
+    sealed_and_begun = ["append", "sync", "append", "sync_folder"] if is_synced else ["append", "append"]
+    assert files.calls == sealed_and_begun
+    partition.close()
+
+
+def test_after_a_clean_end_offsets_go_on_whatever_happened_to_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = Partition(tmp_path, 0)
+    fill(partition, [b"a"], [b"b"])
+    synced: list[int] = []
+    segment = partition._fd
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    partition.close()
+    partition.close()
+    assert synced == [segment], "else nobody could say that it was clean"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(segment)
+    monkeypatch.setattr(partitions, "boot_id", lambda: "another")
+    again = Partition(tmp_path, 0)
+    assert again.next == 2
+    again.close()
+
+
+@pytest.mark.parametrize("how", ["skip", "tend"])
+def test_a_segment_that_cannot_be_begun_costs_nothing(tmp_path: Path, how: str) -> None:
+    """The one before it is full or done with; records go on behind it all the same."""
+
+    class NoMore(Files):
+        is_bad = False
+
+        def create(self, path: Path, data: bytes) -> int:
+            if self.is_bad:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().create(path, data)
+
+    files = NoMore()
+    partition = Partition(tmp_path, 0, Shape(segment_bytes=1) if how == "tend" else None, files)
+    partition.append(batch(0, [b"a", b"b"]))
+    files.is_bad = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            partition.tend(1_000_000) if how == "tend" else partition.append(batch(10, [b"lost"]))
+        assert (partition.written, partition.next) == (2, 2)
+    files.is_bad = False
+    partition.append(batch(2, [b"c"]))
+    assert offsets(partition.span(0, 9)) == [0, 1, 2]
+    assert partition.segments[0].path.stat().st_size == partition.segments[0].file_bytes
+    assert [segment.first for segment in partition.segments] == [0, 2]
+    abandon(partition)
+    again = Partition(tmp_path, 0)
+    assert again.next == 3
+    assert offsets(again.span(0, 9)) == [0, 1, 2]
+    again.close()
+    assert payloads(read_files(tmp_path)) == [b"a", b"b", b"c"]
+
+
+def test_a_segment_that_cannot_be_sealed_is_written_on(tmp_path: Path) -> None:
+    files = FullDisk()
+    partition = Partition(tmp_path, 0, Shape(segment_bytes=1), files)
+    partition.append(batch(0, [b"a"]))
+    files.room = 10
+    with pytest.raises(OSError, match="No space"):
+        partition.tend(1_000_000)
+    files.room = None
+    partition.append(batch(1, [b"b"]))
+    partition.tend(1_000_000)
+    assert [segment.first for segment in partition.segments] == [0, 2]
+    assert offsets(partition.span(0, 9)) == [0, 1]
+    partition.close()
+    assert payloads(read_files(tmp_path)) == [b"a", b"b"]

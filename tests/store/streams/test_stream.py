@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_a_description_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "streams" / "fleet" / "stream.json").write_text("[")
     with pytest.raises(StoreError, match=r"stream\.json cannot be read .* move it away"):
         open_and_close(tmp_path)
+
+
+def test_only_the_owner_may_look_into_its_folders(tmp_path: Path) -> None:
+    open_and_close(tmp_path)
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(folders) == 2 + RULE.partitions
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
 class Failing(Files):

@@ -3,7 +3,7 @@
 import errno
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,14 @@ import pytest
 
 from polybus.broker.limits import Limits
 from polybus.broker.message import Message
+from polybus.store.folder import DataFolder
 from polybus.store.streams import gathering, writer
 from polybus.store.streams.columns import partition_of
 from polybus.store.streams.files import Files
+from polybus.store.streams.format import scan
 from polybus.store.streams.gathering import BATCH_BYTES
 from polybus.store.streams.rule import StreamRule
+from polybus.store.streams.writer import Group, StreamSet
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     V5,
@@ -32,7 +35,7 @@ from polybus.wire.mqtt.packets import (
     Will,
 )
 from tests.session import tbus
-from tests.store.streams.kept import Disk, KeptWorld, keeping
+from tests.store.streams.kept import EVERYTHING, Disk, KeptWorld, keeping
 from tests.store.streams.records import payloads, read_files
 
 VERSIONS = pytest.mark.parametrize("version", [V311, V5])
@@ -348,6 +351,177 @@ def test_small_packets_of_a_publisher_with_a_long_name(tmp_path: Path, topics: i
     assert [(record["topic"], record["payload"]) for record in found] == sent
     assert {record["client_id"] for record in found} == {name}
     assert max(batch.rows for batch in batches) * len(name) <= 2 * BATCH_BYTES
+
+
+# -- when batches are made ----------------------------------------------------------------------------
+
+
+def rows_of_batches(folder: Path) -> list[int]:
+    """In their order."""
+    return [batch.rows for path in sorted(folder.rglob("*.arrow")) for batch in scan(path.read_bytes()).batches]
+
+
+def test_what_nobody_waits_for_is_written_after_a_moment_each_time(tmp_path: Path) -> None:
+    with keeping(tmp_path) as world:
+        alice = world.connect("alice")
+        partition = world.streams.streams["all"].partitions[0]
+        for reached in (1, 2, 3):
+            alice.publish("a", b"x")
+            world.until(lambda reached=reached: partition.next == reached, "a record")  # type: ignore[misc]
+
+
+def test_what_has_gathered_is_written_at_the_end(tmp_path: Path) -> None:
+    with keeping(tmp_path) as world:
+        world.connect("alice").publish("a", b"1", b"2")
+        assert read_files(tmp_path) == []
+    assert payloads(read_files(tmp_path)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(("bound", "value"), [("BATCH_ROWS", 10), ("BATCH_BYTES", 10 * len("a/b0000alice"))])
+def test_a_batch_has_no_more_than_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    monkeypatch.setattr(gathering, bound, value)
+    with keeping(tmp_path) as world:
+        alice = world.connect("alice")
+        for number in range(25):
+            alice.publish("a/b", b"%04d" % number)
+        assert world.streams.waiting_bytes() > 0
+    assert payloads(read_files(tmp_path)) == [b"%04d" % number for number in range(25)]
+    assert rows_of_batches(tmp_path) == [10, 10, 5]
+
+
+class Unhurried:
+    """Streams whose thread does not run: the test does what it would do, step by step."""
+
+    def __init__(self, folder: DataFolder, *rules: StreamRule) -> None:
+        self.streams = StreamSet(folder, rules or [EVERYTHING])
+        self.done: list[str] = []
+
+    def append(self, topic: str, payload: bytes = b"x", qos: int = 0, origin: str = "") -> bool:
+        log = self.streams.log_of(topic)
+        assert log is not None
+        return log.append(Message(topic, payload, qos, origin=origin))
+
+    def commit(self, name: str) -> None:
+        self.streams.commit(lambda: self.done.append(name))
+
+    def asked(self) -> list[object]:
+        """What the thread was given since the last time."""
+        work = self.streams._work
+        return [work.get() for _ in range(work.qsize())]
+
+    def write(self) -> int:
+        """What it was given to write; of how many groups."""
+        groups = [each for each in self.asked() if isinstance(each, Group)]
+        for group in groups:
+            self.streams._write(group)
+        return len(groups)
+
+
+@pytest.fixture
+def unhurried(tmp_path: Path) -> Iterator[Unhurried]:
+    with DataFolder(tmp_path) as folder:
+        made = Unhurried(folder, StreamRule("a", ("a",)), StreamRule("b", ("b",)))
+        yield made
+        made.streams.close()
+
+
+def test_the_thread_is_woken_once_for_all_that_gathers(unhurried: Unhurried) -> None:
+    """Each time would put off what is due, for ever if there is always more."""
+    for _round in range(2):
+        unhurried.append("a")
+        unhurried.append("b")
+        assert len(unhurried.asked()) == 1
+        unhurried.streams._on_time()
+        assert unhurried.write() == 1
+
+
+def test_who_waits_need_not_wait_for_more(unhurried: Unhurried) -> None:
+    unhurried.append("a")
+    unhurried.commit("1")
+    group = unhurried.asked()[-1]
+    assert isinstance(group, Group)
+    for name in ("2", "3"):
+        unhurried.append("b")
+        unhurried.commit(name)
+    assert unhurried.asked() == [], "the disk is busy"
+    unhurried.streams._write(group)
+    assert unhurried.done == ["1"]
+    assert unhurried.write() == 1
+    assert unhurried.done == ["1", "2", "3"]
+    assert unhurried.streams.waiting_bytes() == 0
+
+
+def test_who_asks_in_between_does_not_overtake(unhurried: Unhurried) -> None:
+    unhurried.append("a")
+    unhurried.streams.commit(lambda: unhurried.commit("late"))
+    unhurried.commit("early")
+    unhurried.write()
+    assert unhurried.done == ["early", "late"]
+
+
+def test_an_error_after_a_commit_costs_nobody_else(
+    unhurried: Unhurried, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ValueError("a fault of our own")
+
+    unhurried.append("a")
+    unhurried.streams.commit(fail)
+    unhurried.commit("behind")
+    unhurried.write()
+    assert unhurried.done == ["behind"]
+    assert "a fault of our own" in caplog.text
+
+
+def test_a_batch_that_cannot_be_made_is_told_like_one_that_cannot_be_written(
+    unhurried: Unhurried, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[set[str], str, bool]] = []
+
+    def fail(*arguments: object) -> None:
+        raise ValueError("a fault of our own")
+
+    unhurried.streams.on_failed = lambda who, why: told.append((set(who), why, bool(unhurried.done)))
+    with monkeypatch.context() as broken:
+        broken.setattr(writer, "build", fail)
+        unhurried.append("a", qos=1, origin="alice")
+        unhurried.append("a", qos=0, origin="bob")
+        unhurried.commit("all")
+    unhurried.write()
+    stream = unhurried.streams.streams["a"]
+    assert told == [({"alice"}, "stream a cannot be written: internal error", False)], (
+        "before the commit is done"
+    )
+    assert unhurried.done == ["all"]
+    assert (stream.lost, stream.refusal) == (2, "stream a cannot be written: internal error")
+    assert "a fault of our own" in caplog.text
+    unhurried.streams._tend()
+    assert stream.refusal is None
+    unhurried.append("a")
+    unhurried.commit("again")
+    unhurried.write()
+    assert (stream.lost, stream.partitions[0].written, unhurried.done) == (2, 1, ["all", "again"])
+
+
+def test_a_full_batch_of_one_stream_does_not_make_another_safe(
+    unhurried: Unhurried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes to the disk by itself: what came before it may still gather."""
+    monkeypatch.setattr(gathering, "BATCH_ROWS", 2)
+    monkeypatch.setattr(writer, "ENOUGH_BYTES", 5000)
+    unhurried.append("b")
+    unhurried.append("a", b"x" * 3000)
+    unhurried.append("a", b"y" * 3000)
+    unhurried.commit("all")
+    written = unhurried.streams.streams["a"].partitions[0], unhurried.streams.streams["b"].partitions[0]
+    assert unhurried.write() == 1
+    assert [partition.written for partition in written] == [2, 0]
+    assert unhurried.done == []
+    assert unhurried.write() == 1
+    assert [partition.written for partition in written] == [2, 1]
+    assert unhurried.done == ["all"]
 
 
 # -- back-pressure ----------------------------------------------------------------------------------------

@@ -213,8 +213,7 @@ class StreamSet:
                     if place.is_enough:
                         self._make(stream, place)
         self._taken += 1
-        if self._gathered_bytes >= ENOUGH_BYTES or not self._gathered_bytes:
-            # Also if all of it is in batches already: a commit waits for `_made`, and there may be no more.
+        if self._gathered_bytes >= ENOUGH_BYTES:
             self._make_all()
         if self._ready_bytes >= ENOUGH_BYTES:
             self._submit()
