@@ -11,6 +11,7 @@ import pytest
 
 from polybus.cli.pipeline import book_lines
 from polybus.errors import ConfigError, PolybusError, UsageError
+from polybus.pipeline.jobs.captures_gold import refresh_captures
 from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.run import run_continuously, run_once
 from polybus.pipeline.lake import Lake
@@ -219,6 +220,15 @@ def test_what_is_being_written_is_left_for_later(spark, tmp_path):
     lake = run_continuously(spark, settings, is_wanted)
     assert packets_by_file(lake) == {"a.pcap": len(conversation(2))}
     assert lake.read("capture_traffic").count() > 0
+
+
+def test_the_order_of_types_matters(filled):
+    """The first that matches counts."""
+    _, settings, lake = filled
+    before = settings.captures
+    after = msgspec.structs.replace(before, types=dict(reversed(before.types.items())))
+    assert next(refresh_captures(lake, before), None) is None
+    assert next(refresh_captures(lake, after), None) == "capture_traffic"
 
 
 def test_nothing_there_yet_is_no_error(spark, tmp_path):
