@@ -11,6 +11,7 @@ import pytest
 
 from polybus.cli.pipeline import book_lines
 from polybus.errors import ConfigError, PolybusError, UsageError
+from polybus.pipeline.jobs.captures import CaptureIntake, look, obstacle
 from polybus.pipeline.jobs.captures_gold import refresh_captures
 from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.run import run_continuously, run_once
@@ -220,6 +221,56 @@ def test_what_is_being_written_is_left_for_later(spark, tmp_path):
     lake = run_continuously(spark, settings, is_wanted)
     assert packets_by_file(lake) == {"a.pcap": len(conversation(2))}
     assert lake.read("capture_traffic").count() > 0
+
+
+def test_files_that_cannot_be_taken_do_not_hinder_the_others(spark, tmp_path, caplog):
+    """Spark would fail at each of them, and with it the run, and the next one too."""
+    put(tmp_path / "in", "a.pcap", pcap(conversation(2)))
+    obstacles = {
+        os.fsdecode(b"latin-\xfc.pcap"): "is not UTF-8",
+        "a,b.pcap": "has a comma",
+        "space.pcap ": "has a space at the end",
+        "tomorrow.pcap": "was written in the future",
+    }
+    for name in obstacles:
+        put(tmp_path / "in", name, pcap(conversation(1)))
+    os.utime(tmp_path / "in" / "tomorrow.pcap", (4e9, 4e9))
+    settings = settings_in(tmp_path, max_bytes_per_batch=1)
+    assert settings.captures is not None
+    lake = Lake(spark, settings.folder)
+    intake = CaptureIntake(lake, msgspec.structs.replace(settings.captures, path=str(tmp_path / "in/*")))
+    gone, changed = (put(tmp_path / "in", f"{name}.pcap", pcap(conversation(1))) for name in "xy")
+
+    def is_wanted():
+        """Is asked before a batch."""
+        gone.unlink(missing_ok=True)
+        changed.write_bytes(b"begun anew")
+        return True
+
+    with caplog.at_level(logging.WARNING):
+        intake.take(is_wanted)
+    assert packets_by_file(lake) == {"a.pcap": len(conversation(2))}
+    said = [record.getMessage() for record in caplog.records if record.name == "polybus.pipeline"]
+    assert len(said) == len(obstacles)
+    for name, text in obstacles.items():
+        assert any(name in each and text in each for each in said), name
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path):
+    path = put(tmp_path / "in", "a.pcap", pcap(conversation(1)))
+    path.chmod(0)
+    settings = settings_in(tmp_path)
+    assert settings.captures is not None
+    user = os.geteuid()
+    there = look(settings.captures.path)
+    if user == 0:  # who may read everything
+        os.seteuid(65534)
+    try:
+        assert "cannot be read: Permission denied" in str(obstacle(str(path), there[str(path)]))
+    finally:
+        os.seteuid(user)
+    path.chmod(0o600)
+    assert obstacle(str(path), there[str(path)]) is None
 
 
 def test_the_order_of_types_matters(filled):
