@@ -4,6 +4,9 @@ import json
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -20,6 +23,7 @@ from polybus.pipeline.runs import parse_runs
 from polybus.pipeline.settings import Captures, Settings
 from polybus.wire.mqtt import codec as mqtt
 from polybus.wire.mqtt import packets as m
+from tests.pipeline.jobs.feed import write_settings
 from tests.pipeline.pcap.captures import START_NS, Packet, Talk, ethernet, ipv4, pcap, tcp, udp
 
 pytestmark = pytest.mark.timeout(600)  # a Spark job a batch; the machine may be busy
@@ -188,6 +192,42 @@ def test_a_batch_that_was_cut_short_is_finished_from_bronze(spark, filled, tmp_p
     assert after == before
     assert packets_by_file(lake)["b.pcap"] == len(conversation(3))
     assert lake.read("frames").where("topic = 'elsewhere' and type = 'PUBLISH'").count() == 3
+
+
+def test_a_killed_job_loses_and_doubles_nothing(spark, tmp_path):
+    """`kill -9` when all is written and not yet named: silver of a batch; in another life bronze of the next."""
+    first = put(tmp_path / "in", "a.pcap", pcap(conversation(5)))
+    put(tmp_path / "in", "b.pcap", pcap(conversation(3, "elsewhere")))
+    settings = settings_in(tmp_path, max_bytes_per_batch=1)
+    bronze, silver = (tmp_path / "lake" / each for each in ("bronze/packets", "silver/conversations"))
+    books = tmp_path / "lake/books/captures"
+    kill_before(settings, tmp_path, "conversations/batch=0")
+    assert (bronze / "batch=0").exists()
+    assert (silver / ".writing-0").exists()
+    assert not (silver / "batch=0").exists()
+    assert not books.exists()
+    first.unlink()  # what is in bronze is not read again
+    kill_before(settings, tmp_path, "packets/batch=1")
+    assert [path.name for path in books.glob("*.json")] == ["0000000000.json"]
+    assert (bronze / ".writing-1").exists()
+    assert not (bronze / "batch=1").exists()
+    lake = run_once(spark, settings)
+    assert packets_by_file(lake) == {"a.pcap": len(conversation(5)), "b.pcap": len(conversation(3))}
+    assert lake.read("frames").where("type = 'PUBLISH'").count() == 8
+    assert sorted(lake.books("captures")) == [0, 1]
+    assert not [path for path in (*bronze.iterdir(), *silver.iterdir()) if path.name.startswith(".writing")]
+
+
+def kill_before(settings: Settings, folder: Path, name: str) -> None:
+    file = write_settings(settings, folder)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.jobs.killed_captures", str(file), name],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 def test_tables_of_few_folders_are_the_same_tables(spark, filled, tmp_path):
