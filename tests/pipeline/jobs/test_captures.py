@@ -195,7 +195,7 @@ def test_a_batch_that_was_cut_short_is_finished_from_bronze(spark, filled, tmp_p
 
 
 def test_a_killed_job_loses_and_doubles_nothing(spark, tmp_path):
-    """`kill -9` when all is written and not yet named: silver of a batch; in another life bronze of the next."""
+    """`kill -9` when all is written and not yet named: silver of a batch; then bronze of the next one."""
     first = put(tmp_path / "in", "a.pcap", pcap(conversation(5)))
     put(tmp_path / "in", "b.pcap", pcap(conversation(3, "elsewhere")))
     settings = settings_in(tmp_path, max_bytes_per_batch=1)
