@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -123,6 +124,14 @@ def send(port: int, sent: Iterable[Sending]) -> None:
 
 def write_settings(settings: Settings, folder: Path) -> Path:
     file = folder / "pipeline.toml"
-    document = msgspec.to_builtins(settings)
-    file.write_text(tomli_w.dumps({key: value for key, value in document.items() if value is not None}))
+    file.write_text(tomli_w.dumps(_without_none(msgspec.to_builtins(settings))))
     return file
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no word for it."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }

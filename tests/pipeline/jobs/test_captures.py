@@ -4,6 +4,9 @@ import json
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,6 +14,8 @@ import pytest
 
 from polybus.cli.pipeline import book_lines
 from polybus.errors import ConfigError, PolybusError, UsageError
+from polybus.pipeline.jobs.captures import CaptureIntake, look, obstacle
+from polybus.pipeline.jobs.captures_gold import refresh_captures
 from polybus.pipeline.jobs.compaction import compact
 from polybus.pipeline.jobs.run import run_continuously, run_once
 from polybus.pipeline.lake import Lake
@@ -18,6 +23,7 @@ from polybus.pipeline.runs import parse_runs
 from polybus.pipeline.settings import Captures, Settings
 from polybus.wire.mqtt import codec as mqtt
 from polybus.wire.mqtt import packets as m
+from tests.pipeline.jobs.feed import write_settings
 from tests.pipeline.pcap.captures import START_NS, Packet, Talk, ethernet, ipv4, pcap, tcp, udp
 
 pytestmark = pytest.mark.timeout(600)  # a Spark job a batch; the machine may be busy
@@ -188,6 +194,42 @@ def test_a_batch_that_was_cut_short_is_finished_from_bronze(spark, filled, tmp_p
     assert lake.read("frames").where("topic = 'elsewhere' and type = 'PUBLISH'").count() == 3
 
 
+def test_a_killed_job_loses_and_doubles_nothing(spark, tmp_path):
+    """`kill -9` when all is written and not yet named: silver of a batch; then bronze of the next one."""
+    first = put(tmp_path / "in", "a.pcap", pcap(conversation(5)))
+    put(tmp_path / "in", "b.pcap", pcap(conversation(3, "elsewhere")))
+    settings = settings_in(tmp_path, max_bytes_per_batch=1)
+    bronze, silver = (tmp_path / "lake" / each for each in ("bronze/packets", "silver/conversations"))
+    books = tmp_path / "lake/books/captures"
+    kill_before(settings, tmp_path, "conversations/batch=0")
+    assert (bronze / "batch=0").exists()
+    assert (silver / ".writing-0").exists()
+    assert not (silver / "batch=0").exists()
+    assert not books.exists()
+    first.unlink()  # what is in bronze is not read again
+    kill_before(settings, tmp_path, "packets/batch=1")
+    assert [path.name for path in books.glob("*.json")] == ["0000000000.json"]
+    assert (bronze / ".writing-1").exists()
+    assert not (bronze / "batch=1").exists()
+    lake = run_once(spark, settings)
+    assert packets_by_file(lake) == {"a.pcap": len(conversation(5)), "b.pcap": len(conversation(3))}
+    assert lake.read("frames").where("type = 'PUBLISH'").count() == 8
+    assert sorted(lake.books("captures")) == [0, 1]
+    assert not [path for path in (*bronze.iterdir(), *silver.iterdir()) if path.name.startswith(".writing")]
+
+
+def kill_before(settings: Settings, folder: Path, name: str) -> None:
+    file = write_settings(settings, folder)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.jobs.killed_captures", str(file), name],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
 def test_tables_of_few_folders_are_the_same_tables(spark, filled, tmp_path):
     """A book says how many rows each table of it has."""
     folder, _, before = filled
@@ -219,6 +261,65 @@ def test_what_is_being_written_is_left_for_later(spark, tmp_path):
     lake = run_continuously(spark, settings, is_wanted)
     assert packets_by_file(lake) == {"a.pcap": len(conversation(2))}
     assert lake.read("capture_traffic").count() > 0
+
+
+def test_files_that_cannot_be_taken_do_not_hinder_the_others(spark, tmp_path, caplog):
+    """Spark would fail at each of them, and with it the run, and the next one too."""
+    put(tmp_path / "in", "a.pcap", pcap(conversation(2)))
+    obstacles = {
+        os.fsdecode(b"latin-\xfc.pcap"): "is not UTF-8",
+        "a,b.pcap": "has a comma",
+        "space.pcap ": "has a space at the end",
+        "tomorrow.pcap": "was written in the future",
+    }
+    for name in obstacles:
+        put(tmp_path / "in", name, pcap(conversation(1)))
+    os.utime(tmp_path / "in" / "tomorrow.pcap", (4e9, 4e9))
+    settings = settings_in(tmp_path, max_bytes_per_batch=1)
+    assert settings.captures is not None
+    lake = Lake(spark, settings.folder)
+    intake = CaptureIntake(lake, msgspec.structs.replace(settings.captures, path=str(tmp_path / "in/*")))
+    gone, changed = (put(tmp_path / "in", f"{name}.pcap", pcap(conversation(1))) for name in "xy")
+
+    def is_wanted():
+        """Is asked before a batch."""
+        gone.unlink(missing_ok=True)
+        changed.write_bytes(b"begun anew")
+        return True
+
+    with caplog.at_level(logging.WARNING):
+        intake.take(is_wanted)
+    assert packets_by_file(lake) == {"a.pcap": len(conversation(2))}
+    said = [record.getMessage() for record in caplog.records if record.name == "polybus.pipeline"]
+    assert len(said) == len(obstacles)
+    for name, text in obstacles.items():
+        assert any(name in each and text in each for each in said), name
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path):
+    path = put(tmp_path / "in", "a.pcap", pcap(conversation(1)))
+    path.chmod(0)
+    settings = settings_in(tmp_path)
+    assert settings.captures is not None
+    user = os.geteuid()
+    there = look(settings.captures.path)
+    if user == 0:  # who may read everything
+        os.seteuid(65534)
+    try:
+        assert "cannot be read: Permission denied" in str(obstacle(str(path), there[str(path)]))
+    finally:
+        os.seteuid(user)
+    path.chmod(0o600)
+    assert obstacle(str(path), there[str(path)]) is None
+
+
+def test_the_order_of_types_matters(filled):
+    """The first that matches counts."""
+    _, settings, lake = filled
+    before = settings.captures
+    after = msgspec.structs.replace(before, types=dict(reversed(before.types.items())))
+    assert next(refresh_captures(lake, before), None) is None
+    assert next(refresh_captures(lake, after), None) == "capture_traffic"
 
 
 def test_nothing_there_yet_is_no_error(spark, tmp_path):

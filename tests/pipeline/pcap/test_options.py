@@ -56,6 +56,14 @@ def test_files_patterns_and_folders(tmp_path: Path) -> None:
     assert find_files((f"file://{tmp_path}/c.txt",)) == [names[2]]
 
 
+def test_a_folder_has_rotated_captures_too(tmp_path: Path) -> None:
+    """As `tcpdump -C 1 -w x.pcap` names them."""
+    for name in ("A.PCAP", "x.pcap", "x.pcap1", "x.pcap12", "x.pcap.gz", "x.pcapx", "x1"):
+        (tmp_path / name).write_bytes(b"")
+    found = [Path(name).name for name in find_files((str(tmp_path),))]
+    assert found == ["A.PCAP", "x.pcap", "x.pcap1", "x.pcap12"]
+
+
 @pytest.mark.parametrize(
     ("path", "text"), [("/nowhere/*.pcap", "names no file"), ("hdfs://host/a.pcap", "is not a local path")]
 )

@@ -1,5 +1,7 @@
 """Finding records: formats, byte orders, ranges, and files that are cut short or damaged (PL-02, PL-04)."""
 
+import bz2
+import lzma
 import struct
 
 import numpy as np
@@ -128,6 +130,8 @@ def test_sections_of_different_orders_and_several_interfaces() -> None:
         (b"\xd4\xc3\xb2\xa1\x02", "ends inside its header: 5 of 24 bytes"),
         (b"GIF89a and so on", "neither pcap nor pcapng"),
         (b"\x1f\x8b\x08\x00", "compressed with gzip"),
+        (lzma.compress(b""), "compressed with xz"),
+        (bz2.compress(b""), "compressed with bzip2"),
         (struct.pack("<IHHiIII", 0xA1B2CD34, 2, 4, 0, 0, 65535, 1), "modified kind"),
         (b"\x0a\x0d\x0d\x0a" + bytes(24), "no byte-order magic"),
     ],

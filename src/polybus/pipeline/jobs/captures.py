@@ -26,6 +26,8 @@ logger = logging.getLogger("polybus.pipeline")
 JOB: Final = "captures"
 MOST_FILES: Final = 1000
 """Of a batch."""
+MOST_CLOCK_ERROR_S: Final = 60.0
+"""Of who writes the files against the driver; above this it is worth a word."""
 
 
 class Found(NamedTuple):
@@ -53,9 +55,13 @@ class CaptureIntake:
 
     def take(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """All that is there and at rest, in batches, for as long as it is wanted."""
-        for files in self._batches(self._new_files(look(self._settings.path))):
+        for planned in self._batches(self._new_files(look(self._settings.path))):
             if not is_wanted():
                 return
+            there = look(self._settings.path)  # the batches before took their time
+            files = {path: found for path, found in planned.items() if there.get(path) == found}
+            if not files:
+                continue
             batch = max([*self._lake.books(JOB), *self._lake.batches("packets")], default=-1) + 1
             self._lake.files.write_text(self._note(batch), json.dumps(files))
             self._lake.append("packets", batch, read_packets(self._lake, list(files)))
@@ -74,10 +80,12 @@ class CaptureIntake:
         for path, found in there.items():
             if path in known:
                 self._note_change(path, known[path], found)
-            elif "," in path:
-                self._tell(path, found, "has a comma in its name, which separates files: give it another name")
-            elif found.size_bytes and _age_s(found) >= self._settings.settle_s:
-                new[path] = found
+            elif found.size_bytes:
+                hindrance = obstacle(path, found)
+                if hindrance:
+                    self._tell(path, found, hindrance)
+                elif _age_s(found) >= self._settings.settle_s:
+                    new[path] = found
         return new
 
     def _note_change(self, path: str, before: Found, now: Found) -> None:
@@ -160,6 +168,23 @@ def look(path: str) -> dict[str, Found]:
 
 def read_packets(lake: Lake, files: list[str]) -> DataFrame:
     return lake.spark.read.format("pcap").load(",".join(files))
+
+
+def obstacle(path: str, found: Found) -> str | None:
+    """Why it is not taken, at rest or not. Spark fails as a whole at one file that it cannot name or open."""
+    if "," in path:
+        return "has a comma in its name, which separates files: give it another name"
+    if path != path.rstrip():
+        return "has a space at the end of its name: give it another name"
+    if path.encode(errors="ignore").decode() != path:
+        return "has a name that is not UTF-8: give it another name"
+    if _age_s(found) < -MOST_CLOCK_ERROR_S:
+        return "was written in the future, by its time, and waits until then: set the clock right, or touch it"
+    try:
+        with open(path, "rb"):
+            return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _age_s(found: Found) -> float:

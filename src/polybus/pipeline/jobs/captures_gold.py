@@ -31,7 +31,10 @@ def refresh_captures(lake: Lake, settings: Captures) -> Iterator[str]:
     """The names of the tables, each before it is made. What was interrupted is done again."""
     runs = _runs(settings)
     last = max(lake.books(JOB), default=-1)
-    now = {"batch": last, "types": settings.types, "runs": msgspec.to_builtins(runs)}
+    types = [
+        list(each) for each in settings.types.items()
+    ]  # the first that matches counts: their order matters
+    now = {"batch": last, "types": types, "runs": msgspec.to_builtins(runs)}
     done_file = lake.files.at("books", DONE_FILE)
     if last < 0 or (lake.files.exists(done_file) and json.loads(lake.files.read_text(done_file)) == now):
         return

@@ -38,6 +38,8 @@ _CLASSIC_MAGIC: Final[dict[bytes, tuple[Order, int]]] = {
 
 _OTHERS: Final[dict[bytes, str]] = {
     b"\x1f\x8b": "it is compressed with gzip: decompress it first",
+    b"\xfd7zX": "it is compressed with xz: decompress it first",
+    b"BZh": "it is compressed with bzip2: decompress it first",
     b"\x28\xb5\x2f\xfd": "it is compressed with zstd: decompress it first",
     b"\x04\x22\x4d\x18": "it is compressed with lz4: decompress it first",
     b"\x34\xcd\xb2\xa1": "it is a pcap of the modified kind (magic a1b2cd34), which is not read",

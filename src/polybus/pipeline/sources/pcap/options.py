@@ -1,6 +1,7 @@
 """What one may ask of the source, and which files a path means."""
 
 import glob
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from polybus.errors import UsageError
 from polybus.pipeline.sources.pcap.fields import COLUMNS
 
 SUFFIXES: Final = (".pcap", ".pcapng", ".cap", ".dmp")
+_ROTATED: Final = re.compile(rf"({'|'.join(map(re.escape, SUFFIXES))})\d*", re.IGNORECASE)
+"""tcpdump -C and -W count behind the suffix: x.pcap, x.pcap1, x.pcap2."""
 _KNOWN: Final = ("path", "payload", "rowsPerBatch", "splitBytes", "columns")
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -64,7 +67,7 @@ def matching_files(path: str) -> list[str]:
     """Whole paths of the files that a path, a pattern or a folder means; there may be none."""
     local = _local(path)
     if Path(local).is_dir():
-        names = [str(p) for p in sorted(Path(local).iterdir()) if p.suffix in SUFFIXES and p.is_file()]
+        names = [str(p) for p in sorted(Path(local).iterdir()) if _ROTATED.fullmatch(p.suffix) and p.is_file()]
     elif Path(local).is_file():
         names = [local]
     else:
