@@ -29,8 +29,8 @@ JUDGE_S: Final = 30.0
 SETTLE_S: Final = 10.0
 """How long the end waits for the disk."""
 SWITCH_S: Final = 0.0005
-"""How long the event loop waits for the interpreter while the writer has it: Python's own 5 ms would be
-seen by everyone on the bus."""
+"""How long the event loop waits for the interpreter while a thread has it: Python's own 5 ms would be seen by
+everyone on the bus."""
 
 
 class Streams:
@@ -146,7 +146,7 @@ def open_streams(config: Config, folder: DataFolder, committed: int | None) -> S
     """`committed` is the last commit that the state has. Raises StoreError for files that cannot be used,
     ConfigError if what streams need is not installed."""
     # Arrow's own allocator gives memory back between two batches, in pages of 2 MB that the kernel has to clear
-    # each time it is asked again: a fifth of the writer's time. It can only be told before it is loaded.
+    # each time it is asked again: a fifth of what a batch takes. It can only be told before it is loaded.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         if config.serves_http:

@@ -1,6 +1,6 @@
 """One partition of a stream: a row of segments, the last of which is written.
 
-One thread writes (`append`, `tend`, `drop`); any thread reads (`span`, `offset_at`, the facts). What is
+One thread writes (`write`, `tend`, `drop`); any thread reads (`span`, `offset_at`, the facts). What is
 written is told to readers by `next`, after it is in the file and there for good (`mark`).
 
 Offsets are never given twice. A crash of the process loses nothing that was written, but one of the
