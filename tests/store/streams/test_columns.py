@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from polybus.broker.links import Encoding
 from polybus.broker.message import Message, MessageProperties, Run
+from polybus.session.alike import FEW
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
 from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, divided
-from polybus.store.streams.columns import MANY, WORTH_PACKING, Packer, Piece, build, partition_of, pieces_of
+from polybus.store.streams.columns import WORTH_PACKING, Packer, Piece, build, partition_of, pieces_of
 from polybus.store.streams.ipc import Compression
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V5, V311, Publish
@@ -61,9 +62,9 @@ def records_of(encoding: Encoding, write: Callable[[str, bytes, int], bytes], qo
 def test_a_run_of_anything(
     encoding: Encoding, write: Callable[[str, bytes, int], bytes], qos: int, data: st.DataObject
 ) -> None:
-    """Repeated often enough to be looked at as a matrix, too."""
+    """Repeated often enough to be compared by columns, too."""
     distinct = data.draw(st.lists(st.tuples(topics, st.binary(max_size=200)), min_size=1, max_size=6))
-    repeats = data.draw(st.integers(1, 2 * MANY))
+    repeats = data.draw(st.integers(1, 2 * FEW))
     pairs = [pair for pair in distinct for _ in range(repeats)]
     assert records_of(encoding, write, qos, pairs) == pairs
 
@@ -73,7 +74,7 @@ def test_a_run_of_anything(
 def test_packets_alike_are_one_piece(
     encoding: Encoding, write: Callable[[str, bytes, int], bytes], qos: int, size: int
 ) -> None:
-    pairs = [("sensors/a", b"%d" % n + b"." * max(0, size - 1) if size else b"") for n in range(MANY + 1)]
+    pairs = [("sensors/a", b"%d" % n + b"." * max(0, size - 1) if size else b"") for n in range(FEW + 1)]
     assert records_of(encoding, write, qos, pairs) == pairs
     wire = b"".join(write(topic, payload, qos) for topic, payload in pairs)
     assert len(list(pieces_of(Run(wire, len(pairs), encoding, "", qos), 0))) == 1

@@ -2,7 +2,7 @@
 
 A piece is neighbouring records that are alike: same topic, same size, same everything but the payload. A run
 of alike packets is one piece and becomes columns without a step per message. Who read it from the wire mostly
-knows that they are alike (`Run.size`); otherwise one comparison of a matrix of its bytes tells. A long run of
+knows that they are alike (`Run.size`); otherwise they are compared as readers do. A long run of
 packets that differ is a block (`blocks`). Everything else is pieces of one record each.
 
 Payloads of a long run are taken out and packed at once, while they are in the processor's cache (`Packer`).
@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from polybus.broker.links import Encoding
-from polybus.broker.message import Message, Run
+from polybus.broker.message import PAIR_BYTES, Message, Run
+from polybus.session.alike import alike_until
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
 from polybus.store.streams import lz4
@@ -30,14 +31,6 @@ from polybus.store.streams.ipc import Blocks, Buffer, Numbers, Repeated
 from polybus.store.streams.lz4 import Bytes
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-
-_WORD: Final = 8
-MANY: Final = 8
-"""Records from which on a matrix is cheaper than a loop."""
-
-
-PAIR_BYTES: Final = 150
-"""What a property costs beside its characters."""
 
 
 class Piece(msgspec.Struct, gc=False):
@@ -180,14 +173,7 @@ def _run_pieces(run: Run, layout: Layout, time: int) -> list[Piece]:
         if known:
             alike = count
         elif stop < end and wire[stop + 1] == wire[pos + 1]:
-            if not pos and count >= MANY and size * count == end and _are_alike(wire, count, size, topic_end):
-                alike = count
-            else:
-                prefix = wire[pos:topic_end]
-                at = stop
-                while wire.startswith(prefix, at):
-                    at += size
-                alike = (at - pos) // size
+            alike = (alike_until(wire, wire[pos:topic_end], stop, size, end) - pos) // size
         payload = topic_end + gap
         topic = wire[topic_start:topic_end]
         pieces.append(Piece(topic, alike, wire, payload, stop - payload, size, time, client_id, qos))
@@ -206,18 +192,6 @@ def _long_length(wire: bytes, pos: int) -> tuple[int, int]:
         shift += 7
         if byte < 0x80:
             return at, length
-
-
-def _are_alike(wire: bytes, count: int, size: int, head: int) -> bool:
-    """Eight bytes at a time, the last of which may overlap: three times as fast as heads of odd sizes."""
-    if head < _WORD:
-        first = np.frombuffer(wire, f"V{head}", 1)
-        return bool((np.ndarray((count,), f"V{head}", wire, 0, (size,)) == first).all())
-    for at in (*range(0, head - _WORD, _WORD), head - _WORD):
-        words = np.ndarray((count,), np.uint64, wire, at, (size,))
-        if not (words == words[0]).all():
-            return False
-    return True
 
 
 def build(pieces: Sequence[Piece | Block], first_offset: int) -> Records:
