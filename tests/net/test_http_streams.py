@@ -24,7 +24,7 @@ from polybus.ops.passwords import set_password
 from polybus.ops.streams import Http
 from polybus.store.streams.rule import StreamRule
 from tests.net.peers import client as client_of
-from tests.net.peers import serving_config
+from tests.net.peers import eventually, serving_config
 from tests.store.streams.records import read_files
 
 SMALL = StreamRule("small", ("a/#",), segment_bytes=4096)
@@ -194,6 +194,11 @@ async def test_what_retention_dropped_is_gone(tmp_path: Path) -> None:
         while not partition.first:
             await publish(server, "a/b", *(b"%d" % n for n in range(number, number + 20)))
             number += 20
+
+        def is_small_enough() -> bool:
+            return sum(segment.size_bytes for segment in partition.facts()) <= rule.max_bytes
+
+        await eventually(is_small_enough, "retention until it has no more to drop")
         reply = await client.get("/streams/small/0?from=0")
         assert reply.status == 410
         first = reply.json()["first_offset"]
