@@ -18,9 +18,10 @@ from bench.pipeline.ceiling import PAYLOAD_BYTES, batch_times, noop, parquet, pr
 from bench.pipeline.measure import Taken, shares_of, side_by_side
 from polybus.pipeline.sources.polybus.schema import with_partition
 from polybus.pipeline.sources.polybus.source import PolybusSource
-from polybus.store.streams.columns import Piece, build
+from polybus.store.streams.columns import build
 from polybus.store.streams.files import Files
 from polybus.store.streams.format import SCHEMA
+from polybus.store.streams.pieces import Piece
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import Stream
 

@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     if os.geteuid() or run("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", place).returncode:
-        pytest.skip("only root may mount; tests/store/streams/test_writer.py fills a disk without")
+        pytest.skip("only root may mount; tests/store/streams/test_disk_faults.py fills a disk without")
     yield place
     run("umount", "-l", place)
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ EVERYTHING = StreamRule("all", ("#",))
 
 
 class Disk(Files):
-    """Can be full, and can be slow: then each write waits until it is let through."""
+    """Can be full."""
 
     def __init__(self) -> None:
         self.error = 0
@@ -36,6 +37,18 @@ class Disk(Files):
 
     def fill(self) -> None:
         self.error = errno.ENOSPC
+
+
+class Gate(Files):
+    """Writes of records wait until the gate is open."""
+
+    def __init__(self) -> None:
+        self.open_gate = threading.Event()
+        self.open_gate.set()
+
+    def append(self, fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+        assert self.open_gate.wait(10)
+        super().append(fd, pieces)
 
 
 class KeptWorld(World):

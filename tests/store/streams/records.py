@@ -6,9 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.ipc
 
-from polybus.store.streams.columns import Piece, build
+from polybus.store.streams.columns import build
 from polybus.store.streams.format import SCHEMA_BYTES, Records, encode_batch
 from polybus.store.streams.ipc import Compression
+from polybus.store.streams.pieces import Piece
 
 
 def piece(payload: bytes, topic: str = "a/b", time: int = 1_000_000, **values: object) -> Piece:

@@ -13,8 +13,10 @@ from polybus.session.alike import FEW
 from polybus.session.mqtt.encoding import MQTT_5, MQTT_311
 from polybus.session.tbus.encoding import TBUS
 from polybus.store.streams.blocks import WORTH_A_BLOCK, Block, divided
-from polybus.store.streams.columns import WORTH_PACKING, Packer, Piece, build, partition_of, pieces_of
+from polybus.store.streams.columns import build
 from polybus.store.streams.ipc import Compression
+from polybus.store.streams.pieces import WORTH_PACKING, Packer, Piece, pieces_of
+from polybus.store.streams.stream import partition_of
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V5, V311, Publish
 from polybus.wire.tbus.codec import encode_publish

@@ -3,8 +3,8 @@
 from typing import Final
 
 from polybus.store.streams.blocks import Block
-from polybus.store.streams.columns import Piece
 from polybus.store.streams.partition import Partition
+from polybus.store.streams.pieces import Piece
 
 BATCH_ROWS: Final = 16_384
 BATCH_BYTES: Final = 4 * 1024 * 1024

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
+from zlib import crc32
 
 from polybus.store.folder import StoreError
 from polybus.store.streams.blocks import Block, divided
-from polybus.store.streams.columns import Piece, partition_of
 from polybus.store.streams.files import Files
 from polybus.store.streams.gathering import Gathering
 from polybus.store.streams.partition import Partition, Shape, numbered_folders
+from polybus.store.streams.pieces import Piece
 from polybus.store.streams.retention import Retention, expired
 from polybus.store.streams.rule import StreamRule
 
@@ -105,6 +106,11 @@ class Stream:
     def close(self) -> None:
         for partition in self.partitions:
             partition.close()
+
+
+def partition_of(topic: bytes, partitions: int) -> int:
+    """The same for the same topic on every machine, for ever."""
+    return crc32(topic) % partitions
 
 
 def _describe(rule: StreamRule, identity: str) -> bytes:

@@ -30,10 +30,11 @@ from polybus.broker.message import Message, Run
 from polybus.broker.topics import matches
 from polybus.store.folder import DataFolder, StoreError
 from polybus.store.streams.blocks import Block
-from polybus.store.streams.columns import Packer, Piece, build, cut, pieces_of
+from polybus.store.streams.columns import build
 from polybus.store.streams.files import Files
 from polybus.store.streams.format import Encoded, Records, encode_batch
 from polybus.store.streams.gathering import BATCH_BYTES, Gathering
+from polybus.store.streams.pieces import Packer, Piece, cut, pieces_of
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import Stream
 
@@ -161,7 +162,7 @@ class StreamSet:
         """The thread will say when it is time."""
         self._has_stopped_some = False
         self._commits: deque[tuple[int, Callable[[], None]]] = deque()
-        self._work: queue.SimpleQueue[Group | _Wish] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Group | Stream | _Wish] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, post: Callable[..., object]) -> None:
@@ -269,20 +270,20 @@ class StreamSet:
         held, is_quick, offset = place.held_bytes, place.is_quick, place.offset
         pieces, rows, commit = place.empty()
         publishers = {piece.client_id.decode() for piece in pieces if piece.qos}
-        ready = Ready(stream, place, None, None, rows, held, commit, publishers)
+        records = encoded = None
         if stream.refusal is None:
             try:
-                ready = ready._replace(records=build(pieces, offset))
+                records = build(pieces, offset)
                 if is_quick and stream.rule.compression != "zstd":
-                    ready = ready._replace(encoded=ready.encode())
+                    encoded = encode_batch(records, stream.rule.compression, commit)
             except Exception as error:
                 self._refuse(stream, error)
-                ready = ready._replace(records=None)
+                records = None
             else:
                 place.left(offset + rows)
         self._gathered_bytes -= held
         self._ready_bytes += held
-        self._ready.append(ready)
+        self._ready.append(Ready(stream, place, records, encoded, rows, held, commit, publishers))
 
     def _submit(self) -> None:
         """Give the thread what is ready."""
@@ -293,6 +294,13 @@ class StreamSet:
             self._groups += 1
             self._writing_bytes += self._ready_bytes
             self._ready, self._ready_bytes = [], 0
+
+    def _try_again(self, stream: Stream) -> None:
+        """It can be written again. What was taken before fails all the same: it would come before what its
+        publisher sends again."""
+        self._make_all()
+        self._submit()
+        self._work.put(stream)
 
     def committed(self, commit: int) -> None:
         """The state has this commit. In the thread that wrote it, before anyone else is told."""
@@ -348,6 +356,8 @@ class StreamSet:
             try:
                 if isinstance(wish, Group):
                     self._write(wish)
+                elif isinstance(wish, Stream):
+                    self._go_on(wish)
                 if now >= tend_at:
                     tend_at = now + TEND_S
                     self._tend()
@@ -398,9 +408,13 @@ class StreamSet:
                     self._refuse(stream, error)
                 continue
             if stream.refusal is not None:
-                stream.refusal = None
-                fields = {"stream": stream.name, "lost_records": stream.lost}
-                log.warning("a stream can be written again", extra={"fields": fields})
+                self._post(self._try_again, stream)
+
+    def _go_on(self, stream: Stream) -> None:
+        if stream.refusal is not None:
+            stream.refusal = None
+            fields = {"stream": stream.name, "lost_records": stream.lost}
+            log.warning("a stream can be written again", extra={"fields": fields})
 
 
 @contextlib.contextmanager
