@@ -1,6 +1,8 @@
 """What all tests share."""
 
 from collections.abc import Generator
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import settings
@@ -8,6 +10,19 @@ from hypothesis import settings
 # How long an example takes is the machine's business.
 settings.register_profile("polybus", deadline=None)
 settings.load_profile("polybus")
+
+SLOW_FIRST: Final = ("cpp", "pipeline/jobs", "pipeline", "e2e")
+"""Folders whose files take minutes: begun last, one of them would keep the others waiting at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    places = [tests / folder for folder in SLOW_FIRST]
+
+    def rank(item: pytest.Item) -> int:
+        return next((rank for rank, place in enumerate(places) if place in item.path.parents), len(places))
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)
