@@ -16,6 +16,7 @@ from polybus.wire.mqtt.packets import (
     V311,
     Auth,
     ConnAck,
+    ConnectReturnCode,
     Disconnect,
     PingReq,
     PingResp,
@@ -595,6 +596,23 @@ def test_a_limit_of_subscriptions() -> None:
     peer = world.connect("s", V5)
     assert peer.subscribe("a", "b", "c") == (0, 0, ReasonCode.QUOTA_EXCEEDED)
     assert peer.subscribe("a", qos=1) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(V311, ConnectReturnCode.IDENTIFIER_REJECTED), (V5, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)],
+)
+def test_a_limit_of_client_id_bytes(version: int, code: int) -> None:
+    world = World(Limits(client_id_bytes=24))
+    for name, expected in (("ä" * 12, 0), ("ä" * 12 + "x", code)):
+        peer = world.open(version)
+        peer.send(connect_packet(name, version))
+        (answer,) = peer.take(ConnAck)
+        assert answer.reason_code == expected
+        assert peer.is_closed == bool(expected)
+        if expected and version == V5:
+            assert "25 bytes; at most 24" in str(answer.properties.reason_string)
+    assert list(world.broker.registry.sessions) == ["ä" * 12]
 
 
 @pytest.mark.parametrize("kind", ["publish", "subscribe"])

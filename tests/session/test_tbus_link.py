@@ -459,6 +459,15 @@ def test_of_two_that_ask_for_one_name_the_first_gets_it() -> None:
     assert world.broker.registry.sessions["alice"].link is second.link
 
 
+def test_a_limit_of_client_id_bytes() -> None:
+    world = World(Limits(client_id_bytes=3))
+    connect(world, "bob")
+    alice = TbusPeer(world).say("10 08 0000 05 'alice'")
+    assert connack_code(alice) == 129
+    assert alice.is_closed
+    assert list(world.broker.registry.sessions) == ["bob"]
+
+
 def test_a_full_broker_names_others() -> None:
     world = World(Limits(connections=1))
     connect(world, "alice")

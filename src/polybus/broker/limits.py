@@ -14,6 +14,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sessions kept in all, connected or not."""
     connect_timeout_s: float = 10.0
     """How long a new connection may take to send its CONNECT."""
+    client_id_bytes: int = 1_024
+    """Of what a client calls itself: it stands beside everything that is kept of it."""
     packet_size_bytes: int = 16 * 1024 * 1024
     topic_levels: int = 128
     topic_bytes: int = 65_535

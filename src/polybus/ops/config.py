@@ -198,6 +198,8 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "limits.connections": (1, 10_000_000),
     "limits.sessions": (1, 1_000_000_000),
     "limits.connect_timeout_s": (0.1, 3600),
+    # What every server has to take (MQTT-3.1.3-5), and what can be said.
+    "limits.client_id_bytes": (23, _U16),
     # The largest packet MQTT can express: a fixed header and a remaining length of four bytes.
     "limits.packet_size_bytes": (128, 268_435_460),
     "limits.topic_levels": (1, _U16),

@@ -46,6 +46,7 @@ class Pause(IntFlag):
 class Refusal(Enum):
     """Why this end will not go on, whatever the protocol. Each protocol has its code for it."""
 
+    LONG_CLIENT_ID = auto()
     FULL = auto()
     NOT_AUTHORIZED = auto()
     BAD_CREDENTIALS = auto()

@@ -107,7 +107,16 @@ class StreamLink(Intake):
 
     # -- coming in ------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
+    def introduce(self, client_id: str) -> None:
+        """Who this says it is. Raises PeerError."""
+        size, most = len(client_id.encode()), self.broker.limits.client_id_bytes
+        if size > most:
+            text = f"a client id of {size} bytes; at most {most} are taken here (limits.client_id_bytes)"
+            raise self.refusal(Refusal.LONG_CLIENT_ID, text)
+        self.client_id = client_id
+        self._check_room()
+
+    def _check_room(self) -> None:
         registry = self.broker.registry
         session = registry.sessions.get(self.client_id)
         takes_over = session is not None and session.link is not None
@@ -156,7 +165,7 @@ class StreamLink(Intake):
         raise self.refusal(cause, why)
 
     def _enter_by(self, verdict: Verdict) -> None:
-        self.check_room()  # others may have come while this one was being checked
+        self._check_room()  # others may have come while this one was being checked
         self.agreed = self.broker.limits
         self.user = verdict.user
         self.access_changed()

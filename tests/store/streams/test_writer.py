@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from polybus.broker.limits import Limits
 from polybus.broker.message import Message
 from polybus.store.folder import DataFolder
 from polybus.store.streams import gathering, writer
@@ -156,7 +157,7 @@ def test_small_packets_of_a_publisher_with_a_long_name(tmp_path: Path, topics: i
     """It is in each record: a batch of them all would be larger than Arrow can count, or than memory is."""
     count, name = 1000, "c" * 65_000
     sent = [(f"t/{n % topics}", b"%d" % n) for n in range(count)]
-    with keeping(tmp_path) as world:
+    with keeping(tmp_path, limits=Limits(client_id_bytes=len(name))) as world:
         alice = world.connect(name, V311)
         packets = [Publish(topic, payload, qos, packet_id=n + 1) for n, (topic, payload) in enumerate(sent)]
         alice.feed(b"".join(encode(packet, V311) for packet in packets))

@@ -132,17 +132,14 @@ class MqttLink(MqttPublishing):
         properties = connect.properties
         self._max_packet_size = properties.maximum_packet_size
         self._says_why = properties.request_problem_information != 0
-        self.client_id = self._checked_client_id(connect)
-        self.check_room()
+        self.introduce(connect.client_id or self._assigned_client_id(connect))
         method = properties.authentication_method
         if method is not None:
             self._begin_exchange(method, properties.authentication_data)
         else:
             self.authenticate(connect.user_name, connect.password)
 
-    def _checked_client_id(self, connect: Connect) -> str:
-        if connect.client_id:
-            return connect.client_id
+    def _assigned_client_id(self, connect: Connect) -> str:
         if not self._options.allow_zero_length_client_id or connect.version == V31:
             raise PeerError(
                 ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "a client id is required here", "MQTT-3.1.3-8"

@@ -148,8 +148,7 @@ class TbusLink(TbusReader):
             text = "a client id begins with no U+0001 or U+0002, and holds no U+0003"
             raise PeerError(ConnectReason.MALFORMED, text, "TB-03")
         self._connect = connect
-        self.client_id = connect.client_id
-        self.check_room()
+        self.introduce(connect.client_id)
         token = connect.token
         self.authenticate(connect.user_name, None if token is None else token.encode())
 

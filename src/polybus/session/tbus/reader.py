@@ -29,6 +29,7 @@ NOT_IN_A_BULK: Final = frozenset({MessageType.BULK, MessageType.CONNECT})
 MESSAGE_WORK: Final = 16
 
 REFUSAL_CODES: Final = {
+    Refusal.LONG_CLIENT_ID: ConnectReason.MALFORMED,
     Refusal.FULL: ConnectReason.CLIENT_LIMIT_REACHED,
     Refusal.NOT_AUTHORIZED: ConnectReason.NOT_AUTHORIZED,
     Refusal.BAD_CREDENTIALS: ConnectReason.NOT_AUTHORIZED,
