@@ -7,8 +7,10 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+from tests.examples import ARE_THE_SAME, examples
+
 # How long an example takes is the machine's business.
-settings.register_profile("polybus", deadline=None)
+settings.register_profile("polybus", deadline=None, derandomize=ARE_THE_SAME, max_examples=examples(100))
 settings.load_profile("polybus")
 
 SLOW_FIRST: Final = ("cpp", "pipeline/jobs", "pipeline", "e2e")

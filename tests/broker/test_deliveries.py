@@ -23,6 +23,7 @@ from polybus.wire.mqtt.packets import (
     PubRel,
 )
 from tests.broker.naive import matches
+from tests.examples import examples
 from tests.session.harness import Peer, World, check_accounts
 
 TOPICS = ("a/b", "a/c", "b")
@@ -284,4 +285,4 @@ class Deliveries(RuleBasedStateMachine):
 
 
 TestDeliveries = Deliveries.TestCase
-TestDeliveries.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestDeliveries.settings = settings(max_examples=examples(200), stateful_step_count=40)

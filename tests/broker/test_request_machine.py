@@ -11,7 +11,6 @@ the broker counts. What the broker counts is held against what there is (`books`
 The same examples each time, unless `EXAMPLES=5000` asks for so many others.
 """
 
-import os
 import sys
 from collections import Counter
 from typing import Any, ClassVar
@@ -33,6 +32,7 @@ from polybus.broker.services import AS_THE_RULE_SAYS, STRATEGIES, Instance, Serv
 from polybus.broker.storage import Kind, Stored
 from tests.broker.bus import Asked, Bus, End, Frame, Got, Peer, Stop
 from tests.broker.naive import matches
+from tests.examples import examples
 
 TOPICS = ("a/b", "a/c", "b")
 FILTERS = ("a/b", "a/+", "#", "b")
@@ -697,9 +697,6 @@ def _turn(request: Request) -> tuple[bool, int]:
     return not request.message.priority, request.serial
 
 
-EXAMPLES = os.environ.get("EXAMPLES")
 TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=int(EXAMPLES or 120), stateful_step_count=80, deadline=None, derandomize=not EXAMPLES
-)
+TestLife.settings = settings(max_examples=examples(120), stateful_step_count=80)
 TestLife.pytestmark = pytest.mark.timeout(900)  # on a machine that is busy

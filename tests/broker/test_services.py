@@ -12,6 +12,7 @@ from polybus.broker.services import AS_THE_RULE_SAYS, STRATEGIES, Desk, Instance
 from polybus.broker.sessions import Session
 from tests.broker.bus import Asked, Bus, Peer
 from tests.broker.naive import filters, matches, names
+from tests.examples import examples
 
 _numbers = itertools.count(1)
 
@@ -372,7 +373,7 @@ def test_who_unsubscribed_gets_no_more_but_may_finish() -> None:
 # -- desks against a naive reading -------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), filters, st.booleans(), st.booleans()), max_size=12),
     st.lists(filters, max_size=3),

@@ -13,6 +13,7 @@ from polybus.broker.request import Request
 from polybus.broker.storage import Kind, Storage, Stored
 from tests.broker.books import check_storage
 from tests.broker.naive import filters, matches, names
+from tests.examples import examples
 
 MANY = 1 << 40
 
@@ -267,7 +268,7 @@ takes = st.tuples(st.just("take"), st.integers(0, 100))
 limits = st.tuples(st.just("limits"), st.integers(0, 8), st.integers(0, 200))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300))
 @given(st.lists(puts | puts | puts | takes | limits, max_size=40), filters)
 def test_storage_equals_a_naive_one(steps: list[tuple[Any, ...]], path: str) -> None:
     shop = Shop(5, 100)

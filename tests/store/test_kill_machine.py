@@ -9,7 +9,6 @@ The same examples each time, unless `EXAMPLES=5000` asks for so many others.
 """
 
 import itertools
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,6 +35,7 @@ from polybus.wire.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
+from tests.examples import examples
 from tests.session.harness import Peer, check_accounts, connect_packet
 from tests.store.lasting import LastingWorld
 
@@ -444,8 +444,5 @@ def check_rows(world: LastingWorld) -> None:
         assert pieces == {piece for _, _, piece in rows_of(world)} - {0}
 
 
-EXAMPLES = os.environ.get("EXAMPLES")
-KillMachine.TestCase.settings = settings(
-    max_examples=int(EXAMPLES or 150), stateful_step_count=80, deadline=None, derandomize=not EXAMPLES
-)
+KillMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=80)
 TestKill = KillMachine.TestCase

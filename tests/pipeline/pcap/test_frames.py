@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.errors import UsageError
@@ -258,7 +258,6 @@ def test_a_protocol_that_nobody_reads_is_refused() -> None:
         check_ports({1883: "mqtt", 99: "smtp"})
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=60), protocol=st.sampled_from(sorted(DECODERS)), to_server=st.booleans())
 def test_any_bytes_give_frames_or_a_reason(data: bytes, protocol: str, to_server: bool) -> None:
     decoder = DECODERS[protocol]()
@@ -342,7 +341,6 @@ def test_garbage_in_a_stream_is_skipped() -> None:
     assert result.rejected_bytes == 13
 
 
-@settings(deadline=None)
 @given(
     holes=st.lists(st.tuples(st.integers(0, len(STREAM)), st.integers(1, 40)), max_size=4),
     cuts=st.lists(st.integers(0, len(STREAM)), max_size=10),

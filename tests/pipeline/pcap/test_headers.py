@@ -8,7 +8,7 @@ from typing import Any
 
 import dpkt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.pipeline.sources.pcap.batches import SCHEMA
@@ -227,7 +227,6 @@ def test_broken_headers_are_named(data: bytes, error: str) -> None:
 LINKS = st.sampled_from([ETHERNET, RAW, NULL, LOOP, COOKED, COOKED_2, 228, 999])
 
 
-@settings(deadline=None)
 @given(packets=st.lists(st.binary(max_size=120), min_size=1, max_size=8), link=LINKS)
 def test_any_bytes_give_a_row_each(packets: list[bytes], link: int) -> None:
     found = rows(pcap([Packet(data, original=len(data) or 1) for data in packets], link=link))
@@ -237,7 +236,6 @@ def test_any_bytes_give_a_row_each(packets: list[bytes], link: int) -> None:
         assert row["payload"] == data[at : at + row["payload_captured"]]
 
 
-@settings(deadline=None)
 @given(
     body=st.binary(max_size=90),
     protocol=st.sampled_from([6, 17, 1, 0, 43, 44, 51, 60]),

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.pipeline.transforms.tcp import (
@@ -157,7 +157,6 @@ def test_bytes_from_another_time_are_left_out() -> None:
     assert stream.gaps == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=30))
 def test_coverage_equals_a_set(parts: list[tuple[int, int]]) -> None:
     coverage, seen = Coverage(), set[int]()
@@ -171,7 +170,6 @@ def test_coverage_equals_a_set(parts: list[tuple[int, int]]) -> None:
         assert all(b < c for (_, b), (c, _) in itertools.pairwise(intervals))
 
 
-@settings(deadline=None)
 @given(
     data=st.binary(min_size=1, max_size=400),
     isn=st.integers(0, (1 << 32) - 1) | st.integers((1 << 32) - 300, (1 << 32) - 1),

@@ -127,8 +127,15 @@ class Walker:
         captured = original = 1
         while pos < last_header:
             captured, original = unpack(data, pos + 8)
-            if captured > limit or not (captured or original):
-                break
+            if not 0 < captured <= original or captured > limit:
+                if _is_no_record(captured, original, limit):
+                    break
+                # More than there was cannot be captured: if no record follows, this one leads astray.
+                behind = pos + RECORD_HEADER_BYTES + captured
+                if captured > original and behind + RECORD_HEADER_BYTES <= size:
+                    following = unpack(data, behind + 8)
+                    if _is_no_record(following[0], following[1], limit):
+                        break
             append(pos)
             pos += RECORD_HEADER_BYTES + captured
         reason = ""
@@ -141,12 +148,6 @@ class Walker:
             reason = f"the file ends inside a record header: {size - pos} of {RECORD_HEADER_BYTES} bytes"
         elif pos < stop:
             reason = f"a record header says that {captured} of {original} bytes were captured"
-            # The record before cannot be longer than what was captured: it is what led astray.
-            if offsets:
-                captured, original = unpack(data, offsets[-1] + 8)
-                if captured > original:
-                    pos = offsets.pop()
-                    reason = f"a record header says that {captured} of {original} bytes were captured"
         yield from self._found(offsets, None, pos)
         if reason:
             yield self._leave_out(pos, reason, _record_size(data, size, pos, state))
@@ -225,6 +226,11 @@ class Walker:
             resumes = next_record(self._data, self._size, pos + 1, self.cut.state)
         self.cut = replace(self.cut, offset=resumes)
         return Damage(pos, resumes, reason)
+
+
+def _is_no_record(captured: int, original: int, limit: int) -> bool:
+    """By what its header says, however strange it may be."""
+    return captured > limit or not (captured or original)
 
 
 def next_record(data: Buffer, size: int, start: int, state: State) -> int:
