@@ -74,7 +74,7 @@ def test_the_news_may_be_too_large_as_well() -> None:
 
 
 def test_a_requester_with_a_long_name(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+    world = World(Limits(client_id_bytes=65_535))
     worker = service(world)
     asker = requester(world, "x" * 65_535)
     ask(asker, correlation_data=None)
