@@ -34,7 +34,7 @@ demo: $(TEST_STAMP) $(SYSTEM_STAMP) ## bus, fleet and Spark pipeline for about a
 
 test: $(SYSTEM_STAMP) check ## everything that CI runs (one part: make test ARGS="tests/ops -k acl")
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(TEST_STAMP) ## format, lint, types, import contracts
 	@echo "==> format"
