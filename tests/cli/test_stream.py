@@ -135,7 +135,7 @@ def test_what_cannot_be_done_is_one_clear_line(source: list[str], arguments: lis
 
 
 def test_a_place_without_streams(tmp_path: Path) -> None:
-    done = polybus("stream", "ls", "--folder", tmp_path)
+    done = polybus("stream", "ls", "--data-dir", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "not a data folder" in done.stderr
     done = polybus("stream", "ls", "--url", "http://127.0.0.1:9")

@@ -32,7 +32,8 @@ UrlOption = Annotated[
     typer.Option("--url", envvar="POLYBUS_HTTP_URL", help=f"Of a running bus. (default: {DEFAULT_URL})"),
 ]
 FolderOption = Annotated[
-    Path | None, typer.Option("--folder", "-d", metavar="FOLDER", help="A data folder, instead of a bus.")
+    Path | None,
+    typer.Option("--folder", "--data-dir", "-d", metavar="FOLDER", help="A data folder, instead of a bus."),
 ]
 UserOption = Annotated[str | None, typer.Option("--user", "-u")]
 PasswordOption = Annotated[str | None, typer.Option("--password", "-P", envvar="POLYBUS_PASSWORD")]
