@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from polybus.broker.limits import Limits
 from polybus.wire.mqtt.packets import V5, V311, Properties
+from tests.examples import examples
 from tests.session.harness import Peer, answers, check_accounts
 from tests.store.lasting import LastingWorld
 
@@ -109,7 +110,5 @@ class HoldingsMachine(RuleBasedStateMachine):
         assert self.world.broker.dispatcher.holdings.size_bytes == 0
 
 
-HoldingsMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, derandomize=True
-)
+HoldingsMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30)
 TestHoldings = HoldingsMachine.TestCase

@@ -19,7 +19,7 @@ from polybus.wire.mqtt.packets import (
 )
 from tests.broker.naive import filters, matches, names
 from tests.session.harness import World
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 
 def keep(topic: str, payload: bytes = b"x", expires_at: float | None = None) -> Message:
@@ -31,7 +31,7 @@ def replayed(retained: Retained, path: str) -> list[str]:
     return sorted(d.message.topic for d in found if d is not None)
 
 
-@examples(200)
+@so_many(200)
 @given(st.lists(st.tuples(names, st.sampled_from([b"", b"x", b"yy"]))), st.lists(filters, max_size=5))
 def test_the_last_value_of_each_topic(steps: list[tuple[str, bytes]], asked: list[str]) -> None:
     retained = Retained(Limits())

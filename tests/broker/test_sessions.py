@@ -8,7 +8,7 @@ from polybus.broker.sessions import MAX_PACKET_ID, Queue, Session
 from polybus.session.mqtt.encoding import MQTT_311
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import V311, Publish
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 
 def one(payload: str, *, priority: bool = False) -> Delivery:
@@ -41,7 +41,7 @@ steps = st.lists(
 )
 
 
-@examples(200)
+@so_many(200)
 @given(steps)
 def test_a_queue_is_two_lists_of_messages(sequence: list[tuple[str, int]]) -> None:
     """Whatever is done to it: order, counts and bytes are those of a plain model."""
@@ -78,7 +78,7 @@ def test_a_queue_is_two_lists_of_messages(sequence: list[tuple[str, int]]) -> No
     assert (queue.messages, queue.size_bytes) == (0, 0)
 
 
-@examples(100)
+@so_many(100)
 @given(st.sets(st.integers(1, 40)), st.integers(1, 40), st.integers(1, 30))
 def test_ids_in_flight_are_passed_over(taken: set[int], start: int, count: int) -> None:
     session = Session("s")

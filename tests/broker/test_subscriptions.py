@@ -13,6 +13,7 @@ from polybus.broker.sessions import Session, Subscription
 from polybus.broker.subscriptions import Plan, Subscriptions
 from polybus.broker.topics import InvalidTopic
 from tests.broker.naive import filters, matches, names
+from tests.examples import examples
 
 CLIENTS = ["a", "b", "c"]
 options = st.fixed_dictionaries(
@@ -128,7 +129,7 @@ class Planning(RuleBasedStateMachine):
 
 
 TestPlanning = Planning.TestCase
-TestPlanning.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestPlanning.settings = settings(max_examples=examples(60), stateful_step_count=25)
 
 
 @pytest.mark.parametrize("path", ["a/b", "a/+", "#", "+/b", "c"])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polybus.broker.timers import Timers
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 
 class Note:
@@ -16,7 +16,7 @@ class Note:
         self.log.append((now, self.number))
 
 
-@examples(100)
+@so_many(100)
 @given(
     st.lists(st.floats(0, 100), max_size=40),
     st.sets(st.integers(0, 39)),

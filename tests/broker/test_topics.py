@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polybus.broker.topics import InvalidTopic, ParsedFilter, check_topic_name, parse_filter
 from tests.broker.naive import filters, names
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 LEVELS = 8
 
@@ -56,20 +56,20 @@ def test_what_is_no_filter(text: str) -> None:
         parse_filter(text, LEVELS)
 
 
-@examples(200)
+@so_many(200)
 @given(names)
 def test_a_name_is_a_filter_for_itself(name: str) -> None:
     check_topic_name(name, LEVELS)
     assert parse_filter(name, LEVELS).path == name
 
 
-@examples(200)
+@so_many(200)
 @given(filters, st.from_regex(r"[a-z]{1,3}", fullmatch=True))
 def test_a_shared_filter_keeps_its_path(path: str, group: str) -> None:
     assert parse_filter(f"$share/{group}/{path}", LEVELS) == ParsedFilter(path, group)
 
 
-@examples(300)
+@so_many(300)
 @given(st.text("ab/+#$\0", max_size=10))
 def test_any_text_is_judged(text: str) -> None:
     for judge in (check_topic_name, parse_filter):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from polybus.broker.tree import Node, TopicTree
 from tests.broker.naive import filters, matches, names
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 changes = st.booleans()  # put or remove
 
 
-@examples(300)
+@so_many(300)
 @given(st.lists(st.tuples(changes, filters)), st.lists(names, min_size=1, max_size=8))
 def test_filters_that_match_a_name(steps: list[tuple[bool, str]], asked: list[str]) -> None:
     tree, model = build(steps)
@@ -22,7 +22,7 @@ def test_filters_that_match_a_name(steps: list[tuple[bool, str]], asked: list[st
         assert sorted(tree.match_name(name)) == sorted(f for f in model if matches(f, name))
 
 
-@examples(300)
+@so_many(300)
 @given(st.lists(st.tuples(changes, names)), st.lists(filters, min_size=1, max_size=8))
 def test_names_that_match_a_filter(steps: list[tuple[bool, str]], asked: list[str]) -> None:
     tree, model = build(steps)
@@ -31,7 +31,7 @@ def test_names_that_match_a_filter(steps: list[tuple[bool, str]], asked: list[st
         assert sorted(found) == sorted(n for n in model if matches(topic_filter, n))
 
 
-@examples(200)
+@so_many(200)
 @given(st.lists(st.tuples(changes, filters | names), max_size=30))
 def test_nothing_is_left_of_what_was_removed(steps: list[tuple[bool, str]]) -> None:
     tree, model = build(steps)

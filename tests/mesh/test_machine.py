@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.broker.bus import Asked, End, Peer
+from tests.examples import examples
 from tests.mesh.network import Network, Wire
 
 NODES = ("a", "b", "c")
@@ -168,5 +169,5 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )

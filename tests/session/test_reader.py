@@ -35,7 +35,7 @@ from polybus.wire.mqtt.packets import (
     Unsubscribe,
 )
 from tests.session.harness import Peer, World, check_accounts
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 Cuts: TypeAlias = Callable[[bytes], Iterator[bytes]]
 
@@ -220,7 +220,7 @@ def long_way() -> Iterator[Callable[..., Any]]:
 
 @pytest.mark.parametrize("version", [V311, V5])
 def test_any_stream_in_any_pieces(version: int, long_way: Callable[..., Any]) -> None:
-    @examples(60)
+    @so_many(60)
     @given(streams(version), st.lists(st.integers(1, 40), min_size=1, max_size=5))
     def check(packets: list[Packet], sizes: list[int]) -> None:
         stream = b"".join(encode(p, version) for p in packets)

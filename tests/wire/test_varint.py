@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from polybus.errors import UsageError
 from polybus.wire.varint import MAX_VARINT, Fault, encode_varint, frame_finder, varint_decoder
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 # MQTT 5.0, table 1-1: the ends of each size
 VARINTS = [
@@ -46,7 +46,7 @@ def test_varint(value: int, written: str) -> None:
     assert decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
-@examples(100)
+@so_many(100)
 @given(st.integers(0, MAX_VARINT))
 def test_varint_round_trip(value: int) -> None:
     assert decode_varint(encode_varint(value), 0) == (value, len(encode_varint(value)))

@@ -383,13 +383,13 @@ class Dispatcher(Flow):
         self._hand_over(session, ended=False)
 
     def forget(self, link: Link) -> None:
-        """Let go of what a link that ends did not send."""
+        """Let go of what a link that ends did not send. Acknowledgements that it holds stay with their commit:
+        if that fails, they say what is to be taken back."""
         self.blocked_links.discard(link)
         self.backlog_bytes -= link.backlog_bytes
         link.backlog_bytes = 0
         link.unsent = link.urgent = None
         link.outbox.clear()
-        link.held.clear()
 
     def discard(self, session: Session) -> None:
         """The session has ended: shared messages go to other members, the rest is gone."""

@@ -490,7 +490,8 @@ def _tbus_options(config: Config) -> TbusOptions:
 
 
 def _new_client_id() -> str:
-    return f"polybus-{secrets.token_hex(8)}"
+    """Not longer than every server has to take (MQTT-3.1.3-5), whatever the limit is."""
+    return f"polybus-{secrets.token_hex(7)}"
 
 
 def _actual_url(listener: Listener, server: Acceptor) -> str:

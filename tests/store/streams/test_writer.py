@@ -15,7 +15,7 @@ from polybus.store.streams.format import scan
 from polybus.store.streams.gathering import BATCH_BYTES
 from polybus.store.streams.rule import StreamRule
 from polybus.store.streams.stream import partition_of
-from polybus.store.streams.writer import Group, StreamSet
+from polybus.store.streams.writer import Group, StreamSet, Told
 from polybus.wire.mqtt.codec import encode
 from polybus.wire.mqtt.packets import (
     V5,
@@ -315,7 +315,7 @@ def test_a_batch_that_cannot_be_made_is_told_like_one_that_cannot_be_written(
     assert (stream.lost, stream.refusal) == (2, "stream a cannot be written: internal error")
     assert "a fault of our own" in caplog.text
     unhurried.streams._tend()
-    assert unhurried.asked() == [stream]
+    assert unhurried.asked() == [Told(stream)]
     unhurried.streams._go_on(stream)
     assert stream.refusal is None
     unhurried.append("a")

@@ -37,6 +37,7 @@ from polybus.wire.mqtt.packets import (
     Will,
 )
 from polybus.wire.mqtt.properties import BINARY, PAIR, PROPERTIES, STRING, TOPIC, WILL, PropertySpec, Value
+from tests.examples import examples
 
 Ack = PubAck | PubRec | PubRel | PubComp
 
@@ -65,9 +66,9 @@ shared_filters = st.builds(
 )
 
 
-def examples(count: int) -> settings:
-    """So many examples, however slow or busy the machine is."""
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def so_many(usually: int) -> settings:
+    """Examples, however slow or busy the machine is."""
+    return settings(max_examples=examples(usually), suppress_health_check=[HealthCheck.too_slow])
 
 
 def property_values(spec: PropertySpec) -> st.SearchStrategy[Value]:

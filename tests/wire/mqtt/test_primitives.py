@@ -13,7 +13,7 @@ from polybus.wire.mqtt.primitives import (
     encode_string,
     encode_u16,
 )
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_string_refused(written: str, rule_v5: str, rule_v311: str) -> None:
         assert (raised.value.reason_code, raised.value.rule) == (0x81, rule)
 
 
-@examples(100)
+@so_many(100)
 @given(st.binary(max_size=100))
 def test_binary(raw: bytes) -> None:
     data = encode_binary(raw)

@@ -10,7 +10,7 @@ from polybus.errors import PeerError, UsageError
 from polybus.wire.mqtt.codec import decode, encode, next_frame
 from polybus.wire.mqtt.packets import V5, V31, V311, Connect, PacketType, Publish, Subscribe, Will
 from tests.wire.arrivals import byte_by_byte
-from tests.wire.mqtt.strategies import VERSIONS, examples, kinds, packets, packets_of
+from tests.wire.mqtt.strategies import VERSIONS, kinds, packets, packets_of, so_many
 from tests.wire.mqtt.stream import read
 
 MAX_SIZE = 1 << 20
@@ -19,7 +19,7 @@ BY_KIND = [(version, kind) for version in (V31, V311, V5) for kind in kinds(vers
 
 @pytest.mark.parametrize(("version", "kind"), BY_KIND)
 @given(data=st.data())
-@examples(25)
+@so_many(25)
 def test_decode_reads_what_encode_wrote(data: st.DataObject, version: int, kind: PacketType) -> None:
     packet = data.draw(packets_of(kind, version))
     written = encode(packet, version)
@@ -28,7 +28,7 @@ def test_decode_reads_what_encode_wrote(data: st.DataObject, version: int, kind:
 
 
 @given(data=st.data(), version=VERSIONS)
-@examples(50)
+@so_many(50)
 def test_streams_do_not_depend_on_how_they_arrive(data: st.DataObject, version: int) -> None:
     sent = data.draw(st.lists(packets(version), max_size=5))
     stream = b"".join(encode(packet, version) for packet in sent)
@@ -37,13 +37,13 @@ def test_streams_do_not_depend_on_how_they_arrive(data: st.DataObject, version: 
 
 
 @given(stream=st.binary(max_size=100), version=VERSIONS)
-@examples(300)
+@so_many(300)
 def test_any_bytes_are_packets_or_the_peers_fault(stream: bytes, version: int) -> None:
     _read_or_refuse(stream, version)
 
 
 @given(data=st.data(), version=VERSIONS)
-@examples(150)
+@so_many(150)
 def test_damaged_packets_are_packets_or_the_peers_fault(data: st.DataObject, version: int) -> None:
     written = bytearray(encode(data.draw(packets(version)), version))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -55,7 +55,7 @@ def test_damaged_packets_are_packets_or_the_peers_fault(data: st.DataObject, ver
 
 
 @given(body=st.binary(max_size=60), first_byte=st.integers(0, 255), version=VERSIONS)
-@examples(500)
+@so_many(500)
 def test_what_is_read_can_be_written_and_read_again(body: bytes, first_byte: int, version: int) -> None:
     try:
         packet = decode(first_byte, body, version)
@@ -84,7 +84,7 @@ texts = st.text(max_size=8)
     ),
     version=VERSIONS,
 )
-@examples(200)
+@so_many(200)
 def test_encode_refuses_what_decode_would_refuse(packet: Publish | Connect | Subscribe, version: int) -> None:
     try:
         written = encode(packet, version)

@@ -22,7 +22,7 @@ from polybus.wire.tbus.crossing import (
     packet_id_at,
 )
 from polybus.wire.tbus.packets import MsgAck, Packet, Publish, RequestState
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 from tests.wire.tbus.strategies import ids, maybe, names, payloads, publishes, texts, u16, u32
 from tests.wire.tbus.stream import parts
 
@@ -67,7 +67,7 @@ def plain(packet: Packet) -> Publish:
 
 
 @given(packet=crossings | others)
-@examples(400)
+@so_many(400)
 def test_whatever_is_written_is_read_again(packet: Packet) -> None:
     read = decode_between(*parts(encode_between(packet)))
     if type(read) is Publish:
@@ -77,7 +77,7 @@ def test_whatever_is_written_is_read_again(packet: Packet) -> None:
 
 
 @given(packet=crossings.filter(lambda packet: packet.packet_id is not None))
-@examples(200)
+@so_many(200)
 def test_the_packet_id_is_found(packet: Crossing) -> None:
     frame = encode_between(packet)
     at = packet_id_at(packet, frame)
@@ -93,7 +93,7 @@ def test_the_packet_id_is_found(packet: Crossing) -> None:
 
 
 @given(topic=names, payload=payloads, priority=st.booleans(), qos=u8, stamp=u64, packet_id=ids)
-@examples(200)
+@so_many(200)
 def test_the_short_way_is_the_long_way(
     topic: str, payload: bytes, priority: bool, qos: int, stamp: int, packet_id: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_the_short_way_is_the_long_way(
 
 
 @given(topic_filter=names, packet_id=ids, concurrency=u16, qos=u8)
-@examples(100)
+@so_many(100)
 def test_the_short_way_of_interest_is_the_long_way(
     topic_filter: str, packet_id: int, concurrency: int, qos: int
 ) -> None:
@@ -114,7 +114,7 @@ def test_the_short_way_of_interest_is_the_long_way(
 
 
 @given(topic=names, message_id=ids)
-@examples(100)
+@so_many(100)
 def test_the_short_way_of_msgack_is_the_long_way(topic: str, message_id: int) -> None:
     frame = encode_msgack(message_id, topic)
     assert frame == encode(MsgAck(message_id, topic))
@@ -124,7 +124,7 @@ def test_the_short_way_of_msgack_is_the_long_way(topic: str, message_id: int) ->
 
 
 @given(body=st.binary(min_size=6, max_size=20), size=st.integers(0, 12))
-@examples(200)
+@so_many(200)
 def test_any_msgack_is_read_as_the_tables_say(body: bytes, size: int) -> None:
     """Close to what the short way reads, and still its verdict is that of the tables."""
     spoilt = bytes((len(body) + 2, 0x42, size)) + body
@@ -142,7 +142,7 @@ def test_any_msgack_is_read_as_the_tables_say(body: bytes, size: int) -> None:
 
 
 @given(data=st.data(), packet=publishes | crossings)
-@examples(300)
+@so_many(300)
 def test_whatever_is_spoilt_is_a_message_or_the_neighbours_fault(data: st.DataObject, packet: Publish) -> None:
     first_byte, body = parts(encode_between(packet) if isinstance(packet, Crossing) else encode(packet))
     spoilt = bytearray(body)

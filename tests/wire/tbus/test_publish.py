@@ -11,7 +11,7 @@ from polybus.wire.tbus.layouts import PROPERTIES
 from polybus.wire.tbus.messages import decode_message
 from polybus.wire.tbus.packets import Bulk, MessageType, Packet, PingReq, Publish
 from polybus.wire.tbus.publish import decode_publish
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 from tests.wire.tbus.strategies import answers, destinations, ids, maybe, names, payloads, publishes, u32
 from tests.wire.tbus.stream import parts
 from tests.wire.tbus.vectors import Case, case_id, load
@@ -39,7 +39,7 @@ def test_vectors(case: Case) -> None:
 
 
 @given(packet=publishes)
-@examples(300)
+@so_many(300)
 def test_whatever_is_written(packet: Publish) -> None:
     first_byte, body = parts(encode(packet))
     assert decode_publish(first_byte & 0x0F, body) == packet
@@ -47,7 +47,7 @@ def test_whatever_is_written(packet: Publish) -> None:
 
 
 @given(data=st.data(), packet=publishes)
-@examples(500)
+@so_many(500)
 def test_whatever_is_spoilt(data: st.DataObject, packet: Publish) -> None:
     first_byte, body = parts(encode(packet))
     spoilt = bytearray(body)
@@ -76,7 +76,7 @@ _PROPERTY = st.builds(
     off=st.sampled_from([0, 0, 0, 1, -1]),
     rest=st.binary(max_size=6),
 )
-@examples(1000)
+@so_many(1000)
 def test_whatever_looks_like_properties(flags: int, topic: bytes, held: bytes, off: int, rest: bytes) -> None:
     body = topic + bytes((max(len(held) + off, 0),)) + held + rest
     assert decode_publish(flags, body) == by_the_tables(flags, body)
@@ -126,7 +126,7 @@ def test_lengths(size: int, priority: bool) -> None:
 
 
 @given(topic=names, payload=payloads, priority=st.booleans())
-@examples(100)
+@so_many(100)
 def test_encode_publish(topic: str, payload: bytes, priority: bool) -> None:
     assert b"".join(encode_publish(topic, payload, priority)) == encode(
         Publish(topic, payload, is_priority=priority)
@@ -141,7 +141,7 @@ def test_encode_publish(topic: str, payload: bytes, priority: bool) -> None:
     destination=maybe(destinations),
     packet_id=ids,
 )
-@examples(200)
+@so_many(200)
 def test_encode_request(
     topic: str, payload: bytes, priority: bool, timeout_s: int | None, destination: str | None, packet_id: int
 ) -> None:
@@ -152,7 +152,7 @@ def test_encode_request(
 
 
 @given(packet=answers.filter(lambda answer: answer.timeout_s is None))
-@examples(100)
+@so_many(100)
 def test_encode_answer(packet: Publish) -> None:
     assert packet.response_destination is not None
     assert packet.packet_id is not None

@@ -24,7 +24,7 @@ from polybus.wire.tbus.packets import (
     Unsubscribe,
 )
 from tests.wire.arrivals import byte_by_byte
-from tests.wire.mqtt.strategies import examples
+from tests.wire.mqtt.strategies import so_many
 from tests.wire.tbus.strategies import PACKETS, bulkable, maybe, packets
 from tests.wire.tbus.stream import read
 
@@ -33,7 +33,7 @@ MAX_SIZE = 1 << 20
 
 @pytest.mark.parametrize("kind", MessageType)
 @given(data=st.data())
-@examples(40)
+@so_many(40)
 def test_decode_reads_what_encode_wrote(data: st.DataObject, kind: MessageType) -> None:
     packet = data.draw(PACKETS[kind])
     written = encode(packet)
@@ -42,7 +42,7 @@ def test_decode_reads_what_encode_wrote(data: st.DataObject, kind: MessageType) 
 
 
 @given(sent=st.lists(packets, max_size=5))
-@examples(100)
+@so_many(100)
 def test_streams_do_not_depend_on_how_they_arrive(sent: list[Packet]) -> None:
     stream = b"".join(map(encode, sent))
     assert read([stream], MAX_SIZE) == sent
@@ -50,7 +50,7 @@ def test_streams_do_not_depend_on_how_they_arrive(sent: list[Packet]) -> None:
 
 
 @given(sent=st.lists(bulkable, min_size=1, max_size=8))
-@examples(100)
+@so_many(100)
 def test_a_bulk_is_its_messages(sent: list[Packet]) -> None:
     (bulk,) = read([encode(Bulk(b"".join(map(encode, sent))))], MAX_SIZE)
     assert isinstance(bulk, Bulk)
@@ -58,13 +58,13 @@ def test_a_bulk_is_its_messages(sent: list[Packet]) -> None:
 
 
 @given(stream=st.binary(max_size=100))
-@examples(500)
+@so_many(500)
 def test_any_bytes_are_messages_or_the_peers_fault(stream: bytes) -> None:
     _read_or_refuse(stream)
 
 
 @given(data=st.data())
-@examples(300)
+@so_many(300)
 def test_damaged_messages_are_messages_or_the_peers_fault(data: st.DataObject) -> None:
     written = bytearray(encode(data.draw(packets)))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -77,7 +77,7 @@ def test_damaged_messages_are_messages_or_the_peers_fault(data: st.DataObject) -
 
 @pytest.mark.parametrize("kind", range(16))
 @given(body=st.binary(max_size=60), flags=st.sampled_from([0, 0, 1, 2, 4, 8]) | st.integers(0, 15))
-@examples(150)
+@so_many(150)
 def test_any_body_is_a_message_or_the_peers_fault(kind: int, body: bytes, flags: int) -> None:
     found = _packet_or_error(kind << 4 | flags, body)
     if isinstance(found, PeerError):
@@ -119,7 +119,7 @@ any_texts = st.text(max_size=8) | st.just("\ud800")
         st.builds(Disconnect, numbers, maybe(any_texts)),
     )
 )
-@examples(500)
+@so_many(500)
 def test_encode_refuses_what_decode_would_refuse(packet: Packet) -> None:
     try:
         written = encode(packet)

@@ -39,7 +39,7 @@ class Stream:
         self.rule = rule
         self.folder = folder
         self.refusal: str | None = None
-        """Why nothing can be written. Set where it shows, cleared by the writer's thread, read by everyone."""
+        """Why nothing can be written. Set where it shows, cleared by the event loop, read by everyone."""
         self.lost = 0
         """Records that could not be written."""
         self.listeners: WeakSet[Cursor] = WeakSet()

@@ -11,7 +11,9 @@ acknowledgements, and wakes those who read along. What belongs to a commit of th
 (`mark`).
 
 What waits is bounded: past `MOST_WAITING_BYTES` publishers are stopped. What cannot be written is told
-(`refusal`, `on_failed`), counted and logged, and never acknowledged; everything else goes on.
+(`refusal`, `on_failed`), counted and logged, and never acknowledged; everything else goes on. The stream
+goes on when the disk does and everybody has been told of what failed: else a message could be kept before an
+earlier one that its publisher has to send again.
 """
 
 import contextlib
@@ -72,10 +74,6 @@ class Ready(NamedTuple):
     publishers: Collection[str]
     """Who wants to hear what became of it."""
 
-    def encode(self) -> Encoded:
-        assert self.records is not None
-        return encode_batch(self.records, self.stream.rule.compression, self.commit)
-
 
 class Group(NamedTuple):
     """What is written in one go."""
@@ -84,6 +82,12 @@ class Group(NamedTuple):
     size_bytes: int
     taken: int
     """With it, so many of what was taken are written."""
+
+
+class Told(NamedTuple):
+    """Behind everything that fails with a stream: say so when it has failed."""
+
+    stream: Stream
 
 
 class _Wish(Enum):
@@ -161,8 +165,9 @@ class StreamSet:
         self._is_awake = False
         """The thread will say when it is time."""
         self._has_stopped_some = False
+        self._resuming: set[Stream] = set()
         self._commits: deque[tuple[int, Callable[[], None]]] = deque()
-        self._work: queue.SimpleQueue[Group | Stream | _Wish] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Group | Told | _Wish] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, post: Callable[..., object]) -> None:
@@ -231,7 +236,7 @@ class StreamSet:
         if isinstance(item, Run):
             name = len(item.origin)
             if item.count * name > BATCH_BYTES:
-                # Each record has the name of its publisher: 65 kB for a packet of six bytes, if it likes.
+                # Each record has the name of its publisher: up to 65 kB for a packet of six bytes.
                 return cut(pieces_of(item, now), max(1, BATCH_BYTES // name))
             if streams.is_packed and (packed := self._packer.pack(item, now)) is not None:
                 return (packed,)
@@ -298,9 +303,17 @@ class StreamSet:
     def _try_again(self, stream: Stream) -> None:
         """It can be written again. What was taken before fails all the same: it would come before what its
         publisher sends again."""
-        self._make_all()
-        self._submit()
-        self._work.put(stream)
+        if stream.refusal is not None and stream not in self._resuming:
+            self._resuming.add(stream)
+            self._make_all()
+            self._submit()
+            self._work.put(Told(stream))
+
+    def _go_on(self, stream: Stream) -> None:
+        self._resuming.discard(stream)
+        stream.refusal = None
+        fields = {"stream": stream.name, "lost_records": stream.lost}
+        log.warning("a stream can be written again", extra={"fields": fields})
 
     def committed(self, commit: int) -> None:
         """The state has this commit. In the thread that wrote it, before anyone else is told."""
@@ -356,8 +369,8 @@ class StreamSet:
             try:
                 if isinstance(wish, Group):
                     self._write(wish)
-                elif isinstance(wish, Stream):
-                    self._go_on(wish)
+                elif isinstance(wish, Told):
+                    self._post(self._go_on, wish.stream)
                 if now >= tend_at:
                     tend_at = now + TEND_S
                     self._tend()
@@ -379,7 +392,8 @@ class StreamSet:
         if stream.refusal is not None or ready.records is None:
             return False
         try:
-            partition.write(*(ready.encoded or ready.encode()), ready.commit)
+            encoded = ready.encoded or encode_batch(ready.records, stream.rule.compression, ready.commit)
+            partition.write(*encoded, ready.commit)
         except Exception as error:
             self._refuse(stream, error)
             return False
@@ -409,12 +423,6 @@ class StreamSet:
                 continue
             if stream.refusal is not None:
                 self._post(self._try_again, stream)
-
-    def _go_on(self, stream: Stream) -> None:
-        if stream.refusal is not None:
-            stream.refusal = None
-            fields = {"stream": stream.name, "lost_records": stream.lost}
-            log.warning("a stream can be written again", extra={"fields": fields})
 
 
 @contextlib.contextmanager
