@@ -490,3 +490,8 @@ async def test_dead_peers_are_noticed_by_the_system() -> None:
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+async def test_an_assigned_client_id_fits_into_the_smallest_limit() -> None:
+    async with serving(limits=Limits(client_id_bytes=23)) as server, client(server, "") as peer:
+        assert await peer.publish("a", b"") == 0

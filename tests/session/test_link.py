@@ -600,7 +600,11 @@ def test_a_limit_of_subscriptions() -> None:
 
 @pytest.mark.parametrize(
     ("version", "code"),
-    [(V311, ConnectReturnCode.IDENTIFIER_REJECTED), (V5, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)],
+    [
+        (V31, ConnectReturnCode.IDENTIFIER_REJECTED),
+        (V311, ConnectReturnCode.IDENTIFIER_REJECTED),
+        (V5, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID),
+    ],
 )
 def test_a_limit_of_client_id_bytes(version: int, code: int) -> None:
     world = World(Limits(client_id_bytes=24))
