@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.client.certificates import Certificates
+from tests.ports import own_port
 
 KINDS = ["mosquitto", "polybus"]
 USER, PASSWORD = "alice", "secret"
@@ -35,7 +36,7 @@ class Broker:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         names = ["tcp", "tls", "mutual", "ws", "wss", *(["tbus", "tbuss"] if kind == "polybus" else [])]
-        self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        self.ports = {name: own_port() for name in names}
         # A socket's path may have 107 bytes, and pytest's folders are long.
         self._socket_folder = Path(tempfile.mkdtemp(prefix="pb"))
         self.socket_path = self._socket_folder / "s"
@@ -159,14 +160,6 @@ def running_broker(
 def unique(prefix: str) -> str:
     """A topic or client id that no other test of this run uses."""
     return f"{prefix}{next(_unique)}x{os.getpid()}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _listens(port: int) -> bool:

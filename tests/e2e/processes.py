@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from tests.client.certificates import Certificates
+from tests.ports import own_port
 
 PATIENCE_S = 30.0
 """How long anything may take on a busy machine before a test fails."""
@@ -54,7 +54,7 @@ class Served:
         self.certificates = certificates
         self.config_path = folder / "polybus.toml"
         self.data_path = data or folder / "data"
-        self.ports: dict[str, int] = {}
+        self.ports = {kind: own_port() for kind in kinds if kind != "unix"}
         # A socket's path may have 107 bytes, and pytest's folders are long.
         self._socket_folder = Path(tempfile.mkdtemp(prefix="pb"))
         self.socket_path = self._socket_folder / "s"
@@ -66,8 +66,12 @@ class Served:
             f'certificate = "{self.certificates.cert("server")}"\n'
             f'private_key = "{self.certificates.key("server")}"\n'
         )
-        keys = {"tls": f"port = 0\n{tls}", "wss": f"port = 0\n{tls}", "unix": f'path = "{self.socket_path}"\n'}
-        listeners = [f"[[listener]]\n{_kind(kind)}\n{keys.get(kind, 'port = 0')}\n" for kind in self._kinds]
+        places = {kind: f"port = {port}\n" for kind, port in self.ports.items()}
+        places["unix"] = f'path = "{self.socket_path}"\n'
+        keys = {"tls": tls, "wss": tls}
+        listeners = [
+            f"[[listener]]\n{_kind(kind)}\n{places[kind]}{keys.get(kind, '')}\n" for kind in self._kinds
+        ]
         self.config_path.write_text("".join(listeners) + text)
 
     def __enter__(self) -> Self:
@@ -83,8 +87,6 @@ class Served:
             raise
         urls = self.stdout.splitlines()[1:]
         self.http_url = next((url.strip() for url in urls if url.strip().startswith("http:")), "")
-        for kind, url in zip(self._kinds, [url for url in urls if "http:" not in url], strict=True):
-            self.ports[kind] = urlsplit(url.strip()).port or 0
         return self
 
     def __exit__(self, *error: object) -> None:

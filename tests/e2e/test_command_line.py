@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import StartBus
 from tests.e2e.processes import EVERY_KIND, POLYBUS, Program, Served, eventually, polybus, unique
+from tests.ports import own_port
 
 CONNECT_V5 = bytes.fromhex("100e00044d5154540502000000000161")  # client id "a"
 CONNECT_V311 = bytes.fromhex("100d00044d51545404020000000162")  # client id "b"
@@ -94,8 +95,7 @@ def test_a_kept_session(bus: Served, tmp_path: Path) -> None:
 
 
 def test_sub_stays_through_a_restart(start_bus: StartBus, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = own_port()
     command = [*POLYBUS, "serve", "--memory", "--mqtt-port", str(port), "--tbus-port", "0"]
     url = f"mqtt://127.0.0.1:{port}"
     with Program(command, tmp_path) as first:

@@ -22,13 +22,7 @@ def start(start_bus: StartBus) -> Callable[..., Served]:
 
     def start(*others: Served, text: str = "") -> Served:
         places = ", ".join(f'"{address(other)}"' for other in others)
-        served = start_bus(f"[mesh]\nneighbors = [{places}]\n{text}", KINDS)
-        # Started again it has to be where it was.
-        config = served.config_path.read_text()
-        for kind in KINDS:
-            config = config.replace("port = 0", f"port = {served.ports[kind]}", 1)
-        served.config_path.write_text(config)
-        return served
+        return start_bus(f"[mesh]\nneighbors = [{places}]\n{text}", KINDS)
 
     return start
 

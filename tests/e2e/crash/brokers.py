@@ -15,6 +15,7 @@ from pathlib import Path
 from bench.brokers import mosquitto
 from tests.e2e.crash.doomed import DOOM
 from tests.e2e.processes import PATIENCE_S, POLYBUS
+from tests.ports import own_port
 
 # As durable as Mosquitto gets: it writes its whole state anew a second after each change.
 MOSQUITTO_CONFIG = """\
@@ -103,19 +104,6 @@ KINDS: dict[str, Callable[[Setting], list[str]]] = {
     "polybus-memory": forgetful_polybus,
     "mosquitto": snapshotting_mosquitto,
 }
-
-
-@contextlib.contextmanager
-def held_port() -> Iterator[int]:
-    """A port of the kernel's choice that stays ours between two lives of a broker.
-
-    Bound but not listening, and with SO_REUSEADDR on both sides, it lets the broker bind as well. Nobody else's
-    outgoing connection gets it meanwhile, least of all a client that would then be connected to itself.
-    """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
 
 
 class BrokerProcess:
@@ -207,9 +195,8 @@ class BrokerProcess:
 @contextlib.contextmanager
 def broker_in(folder: Path, kind: str, sync: str = "normal", extra: str = "") -> Iterator[BrokerProcess]:
     """Not started yet; ended with the block."""
-    with held_port() as mqtt_port, held_port() as tbus_port:
-        broker = BrokerProcess(kind, Setting(folder, mqtt_port, tbus_port, sync, extra))
-        try:
-            yield broker
-        finally:
-            broker.stop()
+    broker = BrokerProcess(kind, Setting(folder, own_port(), own_port(), sync, extra))
+    try:
+        yield broker
+    finally:
+        broker.stop()

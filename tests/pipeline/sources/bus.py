@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.processes import POLYBUS, eventually
-from tests.pipeline.sources.mosquitto import free_port
+from tests.ports import own_port
 
 CONFIG = """
 [[listener]]
@@ -27,7 +27,7 @@ max_bytes = {max_bytes}
 
 class StreamingBus:
     def __init__(self, folder: Path) -> None:
-        self.port, self._http_port = free_port(), free_port()
+        self.port, self._http_port = own_port(), own_port()
         self.url = f"http://127.0.0.1:{self._http_port}"
         self.stream_folder = folder / "data" / "streams" / "fleet"
         self._config = folder / "polybus.toml"

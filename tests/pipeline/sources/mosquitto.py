@@ -13,19 +13,14 @@ from paho.mqtt.client import CallbackAPIVersion, Client, MQTTv5
 from paho.mqtt.properties import Properties
 
 from tests.e2e.processes import eventually
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import own_port
 
 
 class Mosquitto:
     """Queues without limit, and writes its state down when it is told to stop."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
+        self.port = own_port()
         self.url = f"mqtt://127.0.0.1:{self.port}"
         self._config = folder / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""
